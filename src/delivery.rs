@@ -1,0 +1,74 @@
+//! One event handed to the handler, with its context. A value; it is made by `run/` and by `memory::delivery`.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::checkpoint::Checkpoint;
+use crate::event::ChangeEvent;
+use crate::ids::{Fence, SubscriptionId};
+
+/// One event handed to the handler, with its context. Cheap to clone: the event is shared, not copied.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Delivery {
+    /// The change.
+    pub event: ChangeEvent,
+    /// The event's position.
+    pub position: Checkpoint,
+    /// Which attempt this is; 1 is the first. An attempt is counted by this run: a restart begins at 1 again.
+    pub attempt: u32,
+    /// Whether the handler may have seen this event before: `attempt > 1`, or up to the deployment's present at the
+    /// start of a run that did not follow a clean end. Never false for a real repeat, often true for none.
+    pub may_be_repeat: bool,
+    context: Arc<Context>,
+}
+
+pub(crate) struct Context {
+    pub(crate) subscription: SubscriptionId,
+    pub(crate) fence: Fence,
+    pub(crate) cancelled: CancellationToken,
+}
+
+impl Delivery {
+    pub(crate) fn new(event: ChangeEvent, position: Checkpoint, may_be_repeat: bool, context: Arc<Context>) -> Self {
+        Self { event, position, attempt: 1, may_be_repeat, context }
+    }
+
+    /// The id of the subscription.
+    pub fn subscription(&self) -> &SubscriptionId {
+        &self.context.subscription
+    }
+
+    /// The fence of this run. Write it beside your own effects and refuse lower ones, and a run that has been
+    /// superseded can no longer change anything.
+    pub fn fence(&self) -> Fence {
+        self.context.fence
+    }
+
+    /// Completes when the run has been asked to stop or pause: finish soon, the grace has begun.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping it.
+    pub fn cancelled(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.context.cancelled.clone().cancelled_owned()
+    }
+
+    /// Whether the run has been asked to stop or pause.
+    pub fn is_cancelled(&self) -> bool {
+        self.context.cancelled.is_cancelled()
+    }
+}
+
+impl fmt::Debug for Delivery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Delivery")
+            .field("subscription", &self.context.subscription)
+            .field("position", &self.position)
+            .field("attempt", &self.attempt)
+            .field("may_be_repeat", &self.may_be_repeat)
+            .field("fence", &self.context.fence)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,231 @@
+//! Errors, by meaning. Values only; what a server's code means is decided in `mongo/classify.rs`.
+
+use crate::checkpoint::Checkpoint;
+use crate::ids::SubscriptionId;
+use crate::reason::Reason;
+
+/// Why a source could not be opened, asked or read on.
+///
+/// Handling: [`is_retryable`](Self::is_retryable) heals by itself and is tried again; the rest needs a person.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SourceError {
+    /// The source does not answer, or not now. Handling: try again.
+    #[error("the source is not available ({message})")]
+    Unavailable {
+        /// What the source or the network said.
+        message: String,
+    },
+    /// A privilege is missing. Handling: grant it; a run asks again slowly.
+    #[error("not authorised: grant {action} on {resource}")]
+    Unauthorized {
+        /// The action, as a role names it.
+        action: String,
+        /// The resource.
+        resource: String,
+    },
+    /// It cannot be served, now or later. Handling: the reason says what to do.
+    #[error("{0}")]
+    Refused(Reason),
+}
+
+impl SourceError {
+    /// Whether the same call can succeed later without anyone's doing.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Unavailable { .. })
+    }
+
+    /// The reason that a status shows for this error.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Unavailable { message } => Reason::SourceUnavailable { message: message.clone() },
+            Self::Unauthorized { action, resource } => {
+                Reason::Unauthorized { action: action.clone(), resource: resource.clone() }
+            }
+            Self::Refused(reason) => reason.clone(),
+        }
+    }
+}
+
+/// Why a checkpoint storage could not do what it was asked.
+///
+/// Handling: [`is_retryable`](Self::is_retryable) is tried again; the outcome of a write may then be unknown, and
+/// writing the same again is harmless.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StorageError {
+    /// The storage does not answer, or not in time. Handling: try again.
+    #[error("the checkpoint storage is not available ({message})")]
+    Unavailable {
+        /// What the storage or the network said.
+        message: String,
+    },
+    /// A privilege is missing. Handling: grant it.
+    #[error("not authorised: grant {action} on {resource}")]
+    Unauthorized {
+        /// The action, as a role names it.
+        action: String,
+        /// The resource.
+        resource: String,
+    },
+    /// The record cannot be read and was left untouched. Handling: repair or delete it.
+    #[error("the stored record {id:?} cannot be read: field {field:?} {message}; it was left untouched")]
+    Unreadable {
+        /// The record's `_id`.
+        id: String,
+        /// The field that is wrong.
+        field: String,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The storage refuses the command. Handling: the message says what it refuses.
+    #[error("the checkpoint storage refuses the command (code {code}: {message})")]
+    Refused {
+        /// The server's error code.
+        code: i32,
+        /// The server's message.
+        message: String,
+    },
+}
+
+impl StorageError {
+    /// Whether the same call can succeed later without anyone's doing.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Unavailable { .. })
+    }
+
+    /// The reason that a status shows for this error.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Unavailable { message } => Reason::StorageUnavailable { message: message.clone() },
+            Self::Unauthorized { action, resource } => {
+                Reason::Unauthorized { action: action.clone(), resource: resource.clone() }
+            }
+            Self::Unreadable { id, field, message } => {
+                Reason::UnreadableRecord { id: id.clone(), field: field.clone(), message: message.clone() }
+            }
+            Self::Refused { code, message } => Reason::RefusedByServer { code: *code, message: message.clone() },
+        }
+    }
+}
+
+/// Why `subscribe` failed. Nothing is registered then, and the id is free.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubscribeError {
+    /// A setting cannot be used. Handling: correct it.
+    #[error("{field}: {message}")]
+    Config {
+        /// The setting.
+        field: &'static str,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The filter asks about the full document, and updates carry none. Handling: set
+    /// [`full_document`](crate::ChangeStreamModel::full_document) on the model, or leave updates out of the filter.
+    #[error(
+        "filter: it asks for a field of the full document, which updates do not carry, and would drop every update; \
+         set .full_document(FullDocument::UpdateLookup) on the model or leave updates out of the filter"
+    )]
+    FilterNeedsFullDocument,
+    /// The id already runs here. Handling: use the running one (`get`), or shut it down first.
+    #[error("subscription {id} is already running here; get it, or shut it down first")]
+    AlreadyRunning {
+        /// The id.
+        id: SubscriptionId,
+    },
+    /// The source or the storage refuses it for good. Handling: the reason says what to do.
+    #[error("subscription {id} cannot start: {reason}")]
+    Refused {
+        /// The id.
+        id: SubscriptionId,
+        /// Why.
+        reason: Reason,
+    },
+    /// It could not be started within `start_timeout`. Handling: the last reason says what was in the way.
+    #[error("subscription {id} could not start in time: {last}")]
+    TimedOut {
+        /// The id.
+        id: SubscriptionId,
+        /// What was last in the way.
+        last: Reason,
+    },
+}
+
+impl SubscribeError {
+    /// The exit code of a program that ends with this error: 2 for usage, 3 for the rest.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Config { .. } | Self::FilterNeedsFullDocument | Self::AlreadyRunning { .. } => 2,
+            Self::Refused { .. } | Self::TimedOut { .. } => 3,
+        }
+    }
+
+    /// The reason, when the source or the storage gave one.
+    pub fn reason(&self) -> Option<&Reason> {
+        match self {
+            Self::Refused { reason, .. } | Self::TimedOut { last: reason, .. } => Some(reason),
+            _ => None,
+        }
+    }
+}
+
+/// Why something asked of a running subscription was not done.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubscriptionError {
+    /// The run has stopped or stalled. Handling: the reason says what to do.
+    #[error("subscription {id} does not run: {reason}")]
+    Ended {
+        /// The id.
+        id: SubscriptionId,
+        /// Why.
+        reason: Reason,
+    },
+    /// The last position could not be stored in time. Handling: nothing is lost; what was settled behind the stored
+    /// checkpoint is delivered again at the next start.
+    #[error("subscription {id} could not store {position} in time: {last}")]
+    NotSaved {
+        /// The id.
+        id: SubscriptionId,
+        /// The position that is not stored.
+        position: Checkpoint,
+        /// What was in the way.
+        last: Reason,
+    },
+    /// The source could not be asked. Handling: try again.
+    #[error("subscription {id}: {source}")]
+    Source {
+        /// The id.
+        id: SubscriptionId,
+        /// What the source said.
+        source: SourceError,
+    },
+    /// The storage could not be asked. Handling: try again.
+    #[error("subscription {id}: {source}")]
+    Storage {
+        /// The id.
+        id: SubscriptionId,
+        /// What the storage said.
+        source: StorageError,
+    },
+}
+
+/// A part of an event that could not be decoded. The event's position is not affected.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("cannot decode {field:?} of the change event: {message}")]
+pub struct DecodeError {
+    pub(crate) field: String,
+    pub(crate) message: String,
+}
+
+impl DecodeError {
+    pub(crate) fn new(field: impl Into<String>, message: impl ToString) -> Self {
+        Self { field: field.into(), message: message.to_string() }
+    }
+
+    /// The field that could not be decoded.
+    pub fn field(&self) -> &str {
+        &self.field
+    }
+}

@@ -1,0 +1,330 @@
+//! The seam to where checkpoints are stored: one record per subscription id, claimed by one owner at a time.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bson::{DateTime, Timestamp};
+
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::error::StorageError;
+use crate::ids::{Epoch, Fence, Namespace, Owner, Ownership, SubscriptionId};
+use crate::model::{Deployment, Fingerprint, Identity, Scope};
+
+/// Stores one record per subscription id. Clones share their state.
+///
+/// A save is accepted only from the owner of the newest claim and only forward; nothing but a claim makes a record.
+pub trait CheckpointStorage: Clone + Send + Sync + 'static {
+    /// The record as it is stored now; `None` when there is none.
+    ///
+    /// # Errors
+    /// [`StorageError::Unreadable`] for a record that cannot be understood; it is left untouched.
+    fn read(&self, id: &SubscriptionId) -> impl Future<Output = Result<Option<Record>, StorageError>> + Send;
+
+    /// Takes ownership of an id: a new fence and owner, in one write. Makes a missing record, stores the claim's
+    /// start if no position is stored, clears `clean`, leaves a stored position as it is.
+    ///
+    /// # Errors
+    /// [`StorageError`]; after `Unavailable` the outcome is unknown, and claiming again is harmless.
+    fn claim(&self, claim: &Claim) -> impl Future<Output = Result<ClaimOutcome, StorageError>> + Send;
+
+    /// Stores a position, if the record is still the owner's and the position is not behind. Never makes a record.
+    ///
+    /// # Errors
+    /// [`StorageError`]; after `Unavailable` the outcome is unknown, and saving the same again is harmless.
+    fn save(&self, save: &Save) -> impl Future<Output = Result<SaveOutcome, StorageError>> + Send;
+
+    /// Deletes the record: with an ownership only if it is still that owner's. Answers whether one was deleted.
+    ///
+    /// # Errors
+    /// [`StorageError`]; after `Unavailable` the outcome is unknown.
+    fn delete(
+        &self,
+        id: &SubscriptionId,
+        owner: Option<&Ownership>,
+    ) -> impl Future<Output = Result<bool, StorageError>> + Send;
+
+    /// The ids of all records, sorted.
+    ///
+    /// # Errors
+    /// [`StorageError`] when it could not be asked.
+    fn list(&self) -> impl Future<Output = Result<Vec<String>, StorageError>> + Send;
+
+    /// The collections this storage writes to, so that a scope around them can leave them out.
+    fn namespaces(&self) -> Vec<Namespace> {
+        Vec::new()
+    }
+
+    /// The deployment it writes to, as far as it shows itself. Default: none.
+    ///
+    /// # Errors
+    /// [`StorageError`] when it could not be asked.
+    fn deployment(&self) -> impl Future<Output = Result<Option<Deployment>, StorageError>> + Send {
+        async { Ok(None) }
+    }
+}
+
+/// What is stored for one subscription id.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Record {
+    /// The subscription id.
+    pub id: SubscriptionId,
+    /// The stored position; none means "nothing stored yet".
+    pub position: Option<Checkpoint>,
+    /// What it is the position of; none in a record of another program.
+    pub kind: Option<Kind>,
+    /// The epoch of the position; none in a record of another program, or with no position.
+    pub epoch: Option<Epoch>,
+    /// The cluster time of the position, as stored beside it.
+    pub cluster_time: Option<Timestamp>,
+    /// The newest claim's fence and owner; none in a record of another program.
+    pub ownership: Option<Ownership>,
+    /// When that claim was made, on the storage's clock.
+    pub claimed_at: Option<DateTime>,
+    /// When the position was stored, on the storage's clock.
+    pub saved_at: Option<DateTime>,
+    /// The fingerprint of the pipeline that produced the position.
+    pub pipeline: Option<Fingerprint>,
+    /// Where the position comes from.
+    pub source: Option<Source>,
+    /// Whether the last run ended cleanly, with everything it had delivered stored.
+    pub clean: bool,
+}
+
+impl Record {
+    /// A record with nothing in it but its id.
+    pub fn empty(id: SubscriptionId) -> Self {
+        Self {
+            id,
+            position: None,
+            kind: None,
+            epoch: None,
+            cluster_time: None,
+            ownership: None,
+            claimed_at: None,
+            saved_at: None,
+            pipeline: None,
+            source: None,
+            clean: false,
+        }
+    }
+}
+
+/// Where a stored position comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Source {
+    /// What is read.
+    pub scope: Scope,
+    /// The collection's UUID, when it was seen.
+    pub collection_uuid: Option<String>,
+    /// The replica set's name, when it was seen.
+    pub set_name: Option<String>,
+}
+
+impl Source {
+    /// A source by its parts.
+    pub fn new(scope: Scope, collection_uuid: Option<String>, set_name: Option<String>) -> Self {
+        Self { scope, collection_uuid, set_name }
+    }
+}
+
+impl From<&Identity> for Source {
+    fn from(identity: &Identity) -> Self {
+        Self {
+            scope: identity.scope.clone(),
+            collection_uuid: identity.collection_uuid.clone(),
+            set_name: identity.deployment.as_ref().map(|deployment| deployment.set_name.clone()),
+        }
+    }
+}
+
+/// A claim to an id.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Claim {
+    /// The id claimed.
+    pub id: SubscriptionId,
+    /// Who claims it; fresh for every claim.
+    pub owner: Owner,
+    /// Claim only if the record is still this owner's: for a run that restarts itself. Default: whatever is there.
+    pub expect: Option<Ownership>,
+    /// A start to store if no position is stored; a new epoch then begins.
+    pub start: Option<StartPosition>,
+}
+
+impl Claim {
+    /// A claim of whatever is there, by a fresh owner, with no start to store.
+    pub fn new(id: SubscriptionId) -> Self {
+        Self { id, owner: Owner::fresh(), expect: None, start: None }
+    }
+}
+
+/// The start of a new subscription.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct StartPosition {
+    /// Where it starts.
+    pub position: Checkpoint,
+    /// The pipeline's fingerprint.
+    pub pipeline: Option<Fingerprint>,
+    /// Where the position comes from.
+    pub source: Option<Source>,
+}
+
+impl StartPosition {
+    /// A start at a position, with nothing known beside it.
+    pub fn new(position: Checkpoint) -> Self {
+        Self { position, pipeline: None, source: None }
+    }
+}
+
+/// What became of a claim.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum ClaimOutcome {
+    /// The id is the claim's own now; the record as it is after the claim.
+    Claimed(Record),
+    /// The record is no longer the expected owner's.
+    Superseded {
+        /// Who holds it; none when another program rewrote the record.
+        owner: Option<Owner>,
+        /// Since when, on the storage's clock.
+        since: Option<DateTime>,
+    },
+    /// An owner was expected, and there is no record any more.
+    Gone,
+}
+
+/// A position to store.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Save {
+    /// The record's id.
+    pub id: SubscriptionId,
+    /// Who saves.
+    pub ownership: Ownership,
+    /// The epoch of the position.
+    pub epoch: Epoch,
+    /// The position.
+    pub position: Checkpoint,
+    /// What it is the position of.
+    pub kind: Kind,
+    /// The fingerprint of the pipeline that produced it.
+    pub pipeline: Option<Fingerprint>,
+    /// Where it comes from.
+    pub source: Option<Source>,
+    /// Whether the run ends here with everything it has delivered stored.
+    pub clean: bool,
+}
+
+impl Save {
+    /// An event's position, with nothing known beside it.
+    pub fn new(id: SubscriptionId, ownership: Ownership, epoch: Epoch, position: Checkpoint) -> Self {
+        Self { id, ownership, epoch, position, kind: Kind::Event, pipeline: None, source: None, clean: false }
+    }
+
+    /// The fence it is saved under.
+    pub fn fence(&self) -> Fence {
+        self.ownership.fence
+    }
+}
+
+/// What became of a save. The last two end the run and are never retried.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum SaveOutcome {
+    /// Stored, or exactly this was stored already.
+    Saved {
+        /// When, on the storage's clock.
+        at: Option<DateTime>,
+    },
+    /// What is stored covers it: fine, counted.
+    NotAhead,
+    /// The record is another owner's.
+    Superseded {
+        /// Who holds it; none when another program rewrote the record.
+        owner: Option<Owner>,
+        /// Since when, on the storage's clock.
+        since: Option<DateTime>,
+    },
+    /// There is no record any more.
+    Gone,
+}
+
+/// A boxed future, as the dyn twin of [`CheckpointStorage`] returns it.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// [`CheckpointStorage`] for `Arc<dyn DynCheckpointStorage>`: the same calls, boxed. Every storage is one.
+pub trait DynCheckpointStorage: Send + Sync + 'static {
+    /// [`CheckpointStorage::read`], boxed.
+    fn dyn_read<'a>(&'a self, id: &'a SubscriptionId) -> BoxFuture<'a, Result<Option<Record>, StorageError>>;
+    /// [`CheckpointStorage::claim`], boxed.
+    fn dyn_claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<ClaimOutcome, StorageError>>;
+    /// [`CheckpointStorage::save`], boxed.
+    fn dyn_save<'a>(&'a self, save: &'a Save) -> BoxFuture<'a, Result<SaveOutcome, StorageError>>;
+    /// [`CheckpointStorage::delete`], boxed.
+    fn dyn_delete<'a>(
+        &'a self,
+        id: &'a SubscriptionId,
+        owner: Option<&'a Ownership>,
+    ) -> BoxFuture<'a, Result<bool, StorageError>>;
+    /// [`CheckpointStorage::list`], boxed.
+    fn dyn_list(&self) -> BoxFuture<'_, Result<Vec<String>, StorageError>>;
+    /// [`CheckpointStorage::namespaces`].
+    fn dyn_namespaces(&self) -> Vec<Namespace>;
+    /// [`CheckpointStorage::deployment`], boxed.
+    fn dyn_deployment(&self) -> BoxFuture<'_, Result<Option<Deployment>, StorageError>>;
+}
+
+impl<S: CheckpointStorage> DynCheckpointStorage for S {
+    fn dyn_read<'a>(&'a self, id: &'a SubscriptionId) -> BoxFuture<'a, Result<Option<Record>, StorageError>> {
+        Box::pin(self.read(id))
+    }
+    fn dyn_claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<ClaimOutcome, StorageError>> {
+        Box::pin(self.claim(claim))
+    }
+    fn dyn_save<'a>(&'a self, save: &'a Save) -> BoxFuture<'a, Result<SaveOutcome, StorageError>> {
+        Box::pin(self.save(save))
+    }
+    fn dyn_delete<'a>(
+        &'a self,
+        id: &'a SubscriptionId,
+        owner: Option<&'a Ownership>,
+    ) -> BoxFuture<'a, Result<bool, StorageError>> {
+        Box::pin(self.delete(id, owner))
+    }
+    fn dyn_list(&self) -> BoxFuture<'_, Result<Vec<String>, StorageError>> {
+        Box::pin(self.list())
+    }
+    fn dyn_namespaces(&self) -> Vec<Namespace> {
+        self.namespaces()
+    }
+    fn dyn_deployment(&self) -> BoxFuture<'_, Result<Option<Deployment>, StorageError>> {
+        Box::pin(self.deployment())
+    }
+}
+
+impl CheckpointStorage for Arc<dyn DynCheckpointStorage> {
+    async fn read(&self, id: &SubscriptionId) -> Result<Option<Record>, StorageError> {
+        (**self).dyn_read(id).await
+    }
+    async fn claim(&self, claim: &Claim) -> Result<ClaimOutcome, StorageError> {
+        (**self).dyn_claim(claim).await
+    }
+    async fn save(&self, save: &Save) -> Result<SaveOutcome, StorageError> {
+        (**self).dyn_save(save).await
+    }
+    async fn delete(&self, id: &SubscriptionId, owner: Option<&Ownership>) -> Result<bool, StorageError> {
+        (**self).dyn_delete(id, owner).await
+    }
+    async fn list(&self) -> Result<Vec<String>, StorageError> {
+        (**self).dyn_list().await
+    }
+    fn namespaces(&self) -> Vec<Namespace> {
+        (**self).dyn_namespaces()
+    }
+    async fn deployment(&self) -> Result<Option<Deployment>, StorageError> {
+        (**self).dyn_deployment().await
+    }
+}
