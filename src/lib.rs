@@ -41,6 +41,7 @@ pub use mongodb;
 pub use backoff::Backoff;
 pub use checkpoint::{BadToken, Checkpoint, Kind, Token};
 pub use delivery::Delivery;
+pub use durable::{DurableSubscriptions, Subscribe};
 pub use error::{DecodeError, SourceError, StorageError, SubscribeError, SubscriptionError};
 pub use event::{ChangeEvent, Operation, SplitEvent, UpdateDescription};
 pub use filter::{Field, Filter};
@@ -50,8 +51,12 @@ pub use model::{
     Deployment, Fingerprint, Identity, Plan, Read, Reader, Reopening, Scope, SourceState, SubscriptionModel,
 };
 pub use reason::Reason;
+pub use run::policy::{SaveMode, SavePolicy};
+pub use run::settings::Options;
 pub use start::{Start, StartAt};
+pub use status::{State, Status};
 pub use storage::{
     BoxFuture, CheckpointStorage, Claim, ClaimOutcome, DynCheckpointStorage, Record, Save, SaveOutcome, Source,
     StartPosition,
 };
+pub use subscription::Subscription;
