@@ -42,7 +42,7 @@ pub use backoff::Backoff;
 pub use checkpoint::{BadToken, Checkpoint, Kind, Token};
 pub use delivery::Delivery;
 pub use error::{DecodeError, SourceError, StorageError, SubscribeError, SubscriptionError};
-pub use event::{ChangeEvent, Operation, SplitEvent, UpdateDescription};
+pub use event::{ChangeEvent, Operation, SplitEvent, TruncatedArray, UpdateDescription};
 pub use filter::{Field, Filter};
 pub use handler::{Failure, Handler};
 pub use ids::{Epoch, Fence, InvalidId, Namespace, Owner, Ownership, SubscriptionId};
