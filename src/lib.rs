@@ -43,7 +43,7 @@ pub use checkpoint::{BadToken, Checkpoint, Kind, Token};
 pub use delivery::Delivery;
 pub use durable::{DurableSubscriptions, Subscribe};
 pub use error::{DecodeError, SourceError, StorageError, SubscribeError, SubscriptionError};
-pub use event::{ChangeEvent, Operation, SplitEvent, UpdateDescription};
+pub use event::{ChangeEvent, Operation, SplitEvent, TruncatedArray, UpdateDescription};
 pub use filter::{Field, Filter};
 pub use handler::{Failure, Handler};
 pub use ids::{Epoch, Fence, InvalidId, Namespace, Owner, Ownership, SubscriptionId};

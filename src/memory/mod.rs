@@ -1,1 +1,21 @@
-//! Backends without a server.
+//! Backends without a server: a scripted model, for tests of handlers and of what runs them. It speaks no network,
+//! keeps nothing on disk and knows nothing of what runs it.
+//!
+//! ```
+//! use mongosub::bson::doc;
+//! use mongosub::memory::{self, MemoryModel};
+//!
+//! let model = MemoryModel::new();
+//! let first = model.push(memory::insert(1, doc! { "status": "paid" }));
+//! let second = model.push(memory::delete(1));
+//! assert!(second.is_beyond(&first));
+//! ```
+
+mod events;
+mod feed;
+mod model;
+mod reader;
+
+pub use events::{MemoryEvent, delete, delivery, event, insert, replace, update};
+pub use model::MemoryModel;
+pub use reader::MemoryReader;
