@@ -11,11 +11,13 @@
 //! assert!(second.is_beyond(&first));
 //! ```
 
+mod checkpoint_storage;
 mod events;
 mod feed;
 mod model;
 mod reader;
 
+pub use checkpoint_storage::MemoryCheckpointStorage;
 pub use events::{MemoryEvent, delete, delivery, event, insert, replace, update};
 pub use model::MemoryModel;
 pub use reader::MemoryReader;

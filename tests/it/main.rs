@@ -1,3 +1,4 @@
-//! Tests without a server: scripted feeds and paused time.
+//! Tests without a server: a scripted feed, a storage that fails on demand, paused time.
 
-mod memory_model;
+mod main_path;
+mod support;
