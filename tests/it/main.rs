@@ -1,3 +1,5 @@
 //! Tests without a server: scripted feeds and paused time.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by it")]
+
 mod memory_model;
