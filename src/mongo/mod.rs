@@ -1,1 +1,3 @@
 //! The MongoDB backends.
+
+mod call;
