@@ -49,6 +49,7 @@ pub use ids::{Epoch, Fence, InvalidId, Namespace, Owner, Ownership, Subscription
 pub use model::{
     Deployment, Fingerprint, Identity, Plan, Read, Reader, Reopening, Scope, SourceState, SubscriptionModel,
 };
+pub use mongo::MongoCheckpointStorage;
 pub use reason::Reason;
 pub use start::{Start, StartAt};
 pub use storage::{

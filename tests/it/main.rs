@@ -1,1 +1,3 @@
-//! x
+//! Tests without a server: scripted feeds and paused time.
+
+mod storage;
