@@ -4,4 +4,5 @@
 
 mod main_path;
 mod memory_model;
+mod storage;
 mod support;
