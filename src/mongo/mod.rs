@@ -1,3 +1,4 @@
 //! The MongoDB backends.
 
 mod call;
+mod classify;
