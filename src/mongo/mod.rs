@@ -2,3 +2,7 @@
 
 mod call;
 mod classify;
+mod reply;
+mod size;
+mod step;
+mod token;
