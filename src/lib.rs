@@ -49,6 +49,9 @@ pub use ids::{Epoch, Fence, InvalidId, Namespace, Owner, Ownership, Subscription
 pub use model::{
     Deployment, Fingerprint, Identity, Plan, Read, Reader, Reopening, Scope, SourceState, SubscriptionModel,
 };
+pub use mongo::{
+    ChangeStreamModel, ChangeStreamReader, FullDocument, FullDocumentBeforeChange, GlobalCheckpointSource,
+};
 pub use reason::Reason;
 pub use start::{Start, StartAt};
 pub use storage::{

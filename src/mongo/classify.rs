@@ -122,6 +122,11 @@ impl Fault {
         Self { class: Class::Fatal, code: None, message: message.into() }
     }
 
+    /// The same, where it heals by itself.
+    pub(super) fn retry(message: impl Into<String>) -> Self {
+        Self { class: Class::Retry, code: None, message: message.into() }
+    }
+
     /// Whether the server answered, and refused.
     pub(super) fn is_refusal(&self) -> bool {
         self.code.is_some() && self.class != Class::Retry
@@ -149,7 +154,9 @@ impl Fault {
             (Class::HistoryLost, Some(position)) => Reason::HistoryLost { position: position.clone(), oldest: None },
             (Class::TooLarge, Some(position)) => Reason::EventTooLarge { position: position.clone() },
             // Only an `invalidate` is opened by its token; everywhere else these codes speak of the pipeline.
-            (Class::BadToken, Some(position)) if position.is_invalidate() => Reason::BadPosition { code, message },
+            (Class::BadToken, Some(position)) if position.is_invalidate() || position.cluster_time().is_none() => {
+                Reason::BadPosition { code, message }
+            }
             (Class::NotAReplicaSet, _) => Reason::NotAReplicaSet,
             _ => Reason::RefusedByServer { code, message },
         })

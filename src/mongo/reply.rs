@@ -1,6 +1,6 @@
 //! One reply of the server: its events as slices of it, its post-batch token, and whether the cursor ended. No I/O.
 
-use bson::{RawArray, RawBsonRef, RawDocument, Timestamp};
+use bson::{RawArray, RawBsonRef, RawDocument};
 use bytes::Bytes;
 use mongodb::raw_batch_cursor::RawBatch;
 
@@ -21,7 +21,6 @@ pub(super) struct Reply {
     pub(super) post_batch: Option<Token>,
     /// No further reply comes from this cursor.
     pub(super) closed: bool,
-    pub(super) operation_time: Option<Timestamp>,
 }
 
 /// Makes a driver's reply the owner behind [`Bytes`].
@@ -41,7 +40,6 @@ impl Reply {
     fn read(bytes: Bytes) -> Result<Self, Fault> {
         let broken = |error: &dyn std::fmt::Display| Fault::fatal(format!("a reply cannot be read: {error}"));
         let reply = RawDocument::from_bytes(&bytes).map_err(|error| broken(&error))?;
-        let operation_time = reply.get_timestamp("operationTime").ok();
         let (mut batch, mut post_batch, mut closed) = (None::<&RawArray>, None, false);
         for element in reply.get_document("cursor").map_err(|error| broken(&error))? {
             match element.map_err(|error| broken(&error))? {
@@ -67,7 +65,7 @@ impl Reply {
             last = Some(event);
         }
         let last = last.map(token::of_event).transpose()?;
-        Ok(Self { events, next: 0, last, post_batch, closed, operation_time, bytes })
+        Ok(Self { events, next: 0, last, post_batch, closed, bytes })
     }
 
     /// The bytes it keeps in memory.
@@ -146,8 +144,7 @@ pub(super) mod tests {
         if let Some(token) = post_batch {
             cursor.append(bson::cstr!("postBatchResumeToken"), rawdoc! { "_data": token.as_str() });
         }
-        let operation_time = Timestamp { time: 9, increment: 1 };
-        Reply::read(Bytes::from(rawdoc! { "cursor": cursor, "operationTime": operation_time }.into_bytes())).unwrap()
+        Reply::read(Bytes::from(rawdoc! { "cursor": cursor, "ok": 1.0 }.into_bytes())).unwrap()
     }
 
     #[test]
@@ -156,7 +153,6 @@ pub(super) mod tests {
         let mut reply = reply(&tokens, Some(&quiet(9)), 5);
         assert_eq!((reply.total(), reply.left(), reply.closed), (3, 3, false));
         assert_eq!((reply.last.as_ref(), reply.post_batch.as_ref()), (Some(&tokens[2]), Some(&quiet(9))));
-        assert_eq!(reply.operation_time, Some(Timestamp { time: 9, increment: 1 }));
         let whole = reply.bytes.as_ptr_range();
         for token in tokens {
             let Some(Ok(Read::Event { event, position })) = reply.next_event() else { panic!("an event is missing") };
