@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use tracing::Instrument;
 
+/// How long a short command may take in all: server selection with its default of 30 s, and a connection.
+pub(super) const DEADLINE: Duration = Duration::from_secs(60);
+
 /// Why an operation gave nothing.
 #[derive(Debug)]
 pub(super) enum CallError {
