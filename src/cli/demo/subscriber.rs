@@ -51,11 +51,11 @@ async fn subscribe(args: &Args) -> Result<(), String> {
     let subscriptions = DurableSubscriptions::new(model, storage).save_quiet_position_every(Duration::from_secs(1));
     let subscription = subscriptions.subscribe(ID, handle).await.map_err(|error| error.to_string())?;
     print(READY)?;
-    let mut nothing = [0];
+    let (mut stdin, mut nothing) = (tokio::io::stdin(), [0]);
     let reason = tokio::select! {
         reason = subscription.stopped() => reason,
         // The demo holds the other end, and closes it by ending, however it ends.
-        _ = tokio::io::stdin().read(&mut nothing) => return Ok(()),
+        _ = stdin.read(&mut nothing) => return Ok(()),
     };
     Err(reason.to_string())
 }
