@@ -13,6 +13,9 @@ use crate::checkpoint::Checkpoint;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// The demo kills its subscriber on purpose: that the next one takes over at once is no news.
+const LOGGED: &str = "warn,mongosub::run::start=error";
+
 pub(super) struct Subscriber {
     process: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -27,6 +30,7 @@ impl Subscriber {
         let process = Command::new(program)
             .args(["demo-subscriber", "--db", db])
             .env("MONGOSUB_DEMO_URI", uri)
+            .env("RUST_LOG", std::env::var("RUST_LOG").unwrap_or_else(|_| LOGGED.into()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .process_group(0)

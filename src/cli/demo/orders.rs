@@ -44,13 +44,14 @@ impl<'a> Play<'a> {
         Ok(Self { server, database, story, orders, account, written, subscriber: None })
     }
 
+    /// Writes the next orders, all at once.
     async fn write(&mut self, number: u32) -> Result<(), Failed> {
-        for _ in 0..number {
-            let id = i64::from(self.written + 1);
-            let order = doc! { "_id": i32::try_from(id).unwrap_or(i32::MAX), "status": "paid", "total": id * 10 };
-            self.orders.insert_one(order).await.map_err(|error| format!("an order cannot be written: {}", short(&error)))?;
-            self.written += 1;
-        }
+        let last = self.written + number;
+        let orders =
+            (self.written + 1..=last).map(|id| doc! { "_id": id, "status": "paid", "total": i64::from(id) * 10 });
+        let written = self.orders.insert_many(orders).await;
+        written.map_err(|error| format!("the orders cannot be written: {}", short(&error)))?;
+        self.written = last;
         Ok(())
     }
 
@@ -65,18 +66,11 @@ impl<'a> Play<'a> {
         self.story.line("subscribed", &format!("{ID}, in a process of its own"));
         let bar = self.story.bar(orders.into(), "orders");
         let (first, kill_at) = (orders * 6 / 10, orders * 3 / 10);
+        self.write(first).await?;
         while self.account.delivered() < kill_at {
-            if self.written < first {
-                self.write((first - self.written).min(20)).await?;
-            }
-            let target = self.written.min(kill_at);
-            while self.account.delivered() < target {
-                subscriber.handled(&mut self.account).await?;
-            }
+            subscriber.handled(&mut self.account).await?;
             bar.set_position(self.account.delivered().into());
         }
-        // A lead for the subscriber to work off: the kill comes in the middle of it.
-        self.write(first - self.written).await?;
         subscriber.kill(&mut self.account).await?;
         let handled = self.account.delivered();
         bar.suspend(|| {
@@ -124,7 +118,10 @@ impl<'a> Play<'a> {
         }
         subscriber.kill(&mut self.account).await?;
         let again = self.account.repeated() - repeated;
-        self.story.line("resumed", &format!("from the quiet position: {}, {again} of them now", self.account.line(self.written)));
+        self.story.line(
+            "resumed",
+            &format!("from the quiet position: {}, {again} of them now", self.account.line(self.written)),
+        );
         if self.server.is_ours() {
             self.refused(&last).await?;
         }

@@ -99,8 +99,20 @@ fn free_port() -> Result<u16, Failed> {
 fn arguments(port: u16) -> Vec<String> {
     let port = port.to_string();
     [
-        "--replSet", SET, "--port", &port, "--oplogSize", "1", "--syncdelay", "1", "--wiredTigerCacheSizeGB", "0.25",
-        "--setParameter", "periodicNoopIntervalSecs=1", "--setParameter", "diagnosticDataCollectionEnabled=false",
+        "--replSet",
+        SET,
+        "--port",
+        &port,
+        "--oplogSize",
+        "1",
+        "--syncdelay",
+        "1",
+        "--wiredTigerCacheSizeGB",
+        "0.25",
+        "--setParameter",
+        "periodicNoopIntervalSecs=1",
+        "--setParameter",
+        "diagnosticDataCollectionEnabled=false",
     ]
     .map(String::from)
     .into()
@@ -196,7 +208,8 @@ async fn initiate(uri: &str, port: u16) -> Result<(), Failed> {
 }
 
 async fn connect(uri: &str) -> Result<Client, Failed> {
-    let options = ClientOptions::parse(uri).await.map_err(|error| format!("the URI cannot be used: {}", short(&error)))?;
+    let options =
+        ClientOptions::parse(uri).await.map_err(|error| format!("the URI cannot be used: {}", short(&error)))?;
     Client::with_options(options).map_err(|error| format!("the URI cannot be used: {}", short(&error)))
 }
 
@@ -253,7 +266,9 @@ impl Server {
                     .stderr(Stdio::null())
                     .status();
                 if !removed.is_ok_and(|status| status.success()) {
-                    eprintln!("mongosub: the container {id} could not be removed; remove it with: docker rm --force {id}");
+                    eprintln!(
+                        "mongosub: the container {id} could not be removed; remove it with: docker rm --force {id}"
+                    );
                 }
             }
             None => {}
