@@ -26,7 +26,8 @@ enum Command {
 }
 
 /// Runs the command line of this process; the answer is its exit code: 0 for success, 2 for usage, 3 for a
-/// subscription that cannot go on, 130 after Ctrl-C, 1 for everything else.
+/// subscription or a demo that cannot go on, 130 after Ctrl-C, SIGTERM or SIGHUP, 1 for everything else: that the demo
+/// lost something, for instance.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     tracing_subscriber::fmt()

@@ -21,5 +21,7 @@ mod storage_error;
 mod token;
 
 pub use checkpoint_storage::MongoCheckpointStorage;
+#[cfg(feature = "cli")]
+pub(crate) use classify::describe;
 pub use model::{ChangeStreamModel, FullDocument, FullDocumentBeforeChange, GlobalCheckpointSource};
 pub use reader::ChangeStreamReader;

@@ -66,7 +66,7 @@ impl Subscriber {
     async fn line(&mut self) -> Result<Option<String>, Failed> {
         let line = tokio::time::timeout(PATIENCE, self.lines.next_line()).await;
         let line = line.map_err(|_| format!("the subscriber has said nothing for {} s", PATIENCE.as_secs()))?;
-        line.map_err(|error| format!("the subscriber cannot be read: {error}"))
+        Ok(line.map_err(|error| format!("the subscriber cannot be read: {error}"))?)
     }
 }
 
