@@ -1,12 +1,13 @@
 //! A `mongod` as a process of the demo's own: the one on the PATH, or one that `docker/mongod.sh` obtains.
 
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
 use super::Failed;
@@ -40,7 +41,7 @@ fn on_path(program: &str) -> Option<PathBuf> {
 
 /// Runs the embedded script; the last line it prints is the mongod.
 async fn obtain() -> Result<PathBuf, Failed> {
-    let bash = Command::new("bash")
+    let bash = std::process::Command::new("bash")
         .arg("-s")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -48,34 +49,44 @@ async fn obtain() -> Result<PathBuf, Failed> {
         // A group of its own, so that it can be asked to stop with everything it has started.
         .process_group(0)
         .spawn();
-    let mut bash = bash.map_err(|error| format!("bash cannot be run: {error}"))?;
-    let mut asked = AskedToStop { group: bash.id() };
-    if let Some(mut stdin) = bash.stdin.take() {
-        let written = stdin.write_all(MONGOD_SH.as_bytes()).await;
+    let mut script = Script { bash: bash.map_err(|error| format!("bash cannot be run: {error}"))? };
+    let (stdin, stdout, stderr) = (script.bash.stdin.take(), script.bash.stdout.take(), script.bash.stderr.take());
+    if let Some(mut stdin) = stdin {
+        let written = stdin.write_all(MONGOD_SH.as_bytes());
         written.map_err(|error| format!("bash does not listen: {error}"))?;
     }
-    let output = bash.wait_with_output().await.map_err(|error| format!("bash cannot be waited for: {error}"))?;
-    asked.group = None;
-    let last = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().lines().last().unwrap_or_default().to_owned();
-    if output.status.success() { Ok(last(&output.stdout).into()) } else { Err(last(&output.stderr).into()) }
+    let (stdout, stderr) = tokio::join!(last_line(stdout), last_line(stderr));
+    let status = script.bash.wait().map_err(|error| format!("bash cannot be waited for: {error}"))?;
+    if status.success() { Ok(stdout.into()) } else { Err(stderr.into()) }
+}
+
+/// The last line of what comes, once no more can come.
+async fn last_line(output: Option<impl Read + Send + 'static>) -> String {
+    let read = tokio::task::spawn_blocking(move || {
+        let mut text = String::new();
+        // What could be read until then is what there is.
+        let _ = output.map(|mut output| output.read_to_string(&mut text));
+        text.trim().lines().last().unwrap_or_default().to_owned()
+    });
+    read.await.unwrap_or_default()
 }
 
 /// Dropped half-way, the script is asked to stop: it then takes away what it has not finished.
-struct AskedToStop {
-    group: Option<u32>,
+struct Script {
+    bash: std::process::Child,
 }
 
-impl Drop for AskedToStop {
+impl Drop for Script {
     fn drop(&mut self) {
-        let Some(group) = self.group else { return };
-        let script = format!("kill -TERM -{group}; while kill -0 -{group}; do sleep 0.05; done");
-        let asked = std::process::Command::new("bash").args(["-c", &script]).stderr(Stdio::null()).spawn();
-        // What cannot be stopped ends by itself, and the next run of the script takes away what it leaves.
-        if let Ok(mut asked) = asked {
-            wait_briefly(|| !matches!(asked.try_wait(), Ok(None)));
-            let _ = asked.kill();
-            let _ = asked.wait();
+        if !matches!(self.bash.try_wait(), Ok(None)) {
+            return;
         }
+        let ask = format!("kill -TERM -{}", self.bash.id());
+        let _ = std::process::Command::new("bash").args(["-c", &ask]).stderr(Stdio::null()).status();
+        wait_briefly(|| !matches!(self.bash.try_wait(), Ok(None)));
+        // What does not stop ends by itself, and the next run of the script takes away what it leaves.
+        let _ = self.bash.kill();
+        let _ = self.bash.wait();
     }
 }
 
