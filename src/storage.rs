@@ -180,6 +180,7 @@ impl StartPosition {
 }
 
 /// What became of a claim.
+#[allow(clippy::large_enum_variant, reason = "one is made per start")]
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum ClaimOutcome {

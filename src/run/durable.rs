@@ -216,10 +216,10 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
                 continue;
             };
             match turn {
-                Turn::Nothing | Turn::Delivered(Ended::Asked | Ended::Stalled(_)) => {}
+                Turn::Nothing => {}
                 // A feed that has ended cannot be paused.
                 Turn::Delivered(Ended::Stopped(reason)) if goal == Goal::Pause => goal = Goal::Stop(reason),
-                Turn::Delivered(Ended::Stopped(_)) => {}
+                Turn::Delivered(_) => {}
                 Turn::Lost(lost) => goal = self.lost(lost),
             }
         }
