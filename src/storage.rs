@@ -183,6 +183,7 @@ impl StartPosition {
 #[allow(clippy::large_enum_variant, reason = "one is made per start")]
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
+#[allow(clippy::large_enum_variant, reason = "there is one for each start of a subscription")]
 pub enum ClaimOutcome {
     /// The id is the claim's own now; the record as it is after the claim.
     Claimed(Record),
