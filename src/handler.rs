@@ -35,7 +35,7 @@ use crate::delivery::Delivery;
 ///
 /// impl Handler for Count {
 ///     async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
-///         delivery.event.document_key()?;
+///         delivery.event.document_id::<i32>()?;
 ///         self.seen += 1;
 ///         Ok(())
 ///     }

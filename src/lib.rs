@@ -41,8 +41,9 @@ pub use mongodb;
 pub use backoff::Backoff;
 pub use checkpoint::{BadToken, Checkpoint, Kind, Token};
 pub use delivery::Delivery;
+pub use durable::{DurableSubscriptions, Subscribe};
 pub use error::{DecodeError, SourceError, StorageError, SubscribeError, SubscriptionError};
-pub use event::{ChangeEvent, Operation, SplitEvent, UpdateDescription};
+pub use event::{ChangeEvent, Operation, SplitEvent, TruncatedArray, UpdateDescription};
 pub use filter::{Field, Filter};
 pub use handler::{Failure, Handler};
 pub use ids::{Epoch, Fence, InvalidId, Namespace, Owner, Ownership, SubscriptionId};
@@ -51,10 +52,15 @@ pub use model::{
 };
 pub use mongo::{
     ChangeStreamModel, ChangeStreamReader, FullDocument, FullDocumentBeforeChange, GlobalCheckpointSource,
+    MongoCheckpointStorage,
 };
 pub use reason::Reason;
+pub use run::policy::{SaveMode, SavePolicy};
+pub use run::settings::Options;
 pub use start::{Start, StartAt};
+pub use status::{State, Status};
 pub use storage::{
     BoxFuture, CheckpointStorage, Claim, ClaimOutcome, DynCheckpointStorage, Record, Save, SaveOutcome, Source,
     StartPosition,
 };
+pub use subscription::Subscription;

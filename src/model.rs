@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use bson::Document;
 use serde::Serialize;
 use tokio::sync::watch;
 
@@ -150,6 +151,20 @@ impl Plan {
 /// SHA-256 of the canonical BSON of the user's stages, as hex.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Fingerprint(pub String);
+
+impl Fingerprint {
+    /// The fingerprint of these stages, as a user gave them.
+    pub fn of(stages: &[Document]) -> Self {
+        use sha2::{Digest, Sha256};
+        let mut hasher = Sha256::new();
+        for stage in stages {
+            // What cannot be written as BSON cannot be sent to a server either.
+            hasher.update(stage.to_vec().unwrap_or_default());
+        }
+        let digit = |half: u8| char::from_digit(half.into(), 16).unwrap_or_default();
+        Self(hasher.finalize().iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect())
+    }
+}
 
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

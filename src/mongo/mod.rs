@@ -1,18 +1,24 @@
 //! The MongoDB backends.
 
 mod call;
+mod checkpoint_storage;
 mod classify;
 mod hello;
 mod identity;
 mod model;
+mod occurrent;
 mod open;
 mod present;
 mod reader;
+mod record;
+mod record_pipeline;
 mod reply;
 mod size;
 mod stages;
 mod step;
+mod storage_error;
 mod token;
 
+pub use checkpoint_storage::MongoCheckpointStorage;
 pub use model::{ChangeStreamModel, FullDocument, FullDocumentBeforeChange, GlobalCheckpointSource};
 pub use reader::ChangeStreamReader;

@@ -1,0 +1,414 @@
+//! The scripted model: a feed that a test appends to while it is read, and faults that it sets.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bson::Timestamp;
+use tokio::sync::watch;
+
+use crate::checkpoint::Checkpoint;
+use crate::error::{SourceError, SubscribeError};
+use crate::event::ChangeEvent;
+use crate::ids::Namespace;
+use crate::memory::events::{MemoryEvent, event};
+use crate::memory::feed::{Dropped, Entry, Feed, UUID, invalidate_token, next_time, quiet_token};
+use crate::memory::reader::MemoryReader;
+use crate::model::{Deployment, Fingerprint, Identity, Plan, Reopening, Scope, SourceState, SubscriptionModel};
+use crate::reason::Reason;
+
+/// A model without a server: its feed is what a test pushes, its faults are what a test sets.
+///
+/// Clones share one feed. Tokens are built like a server's and grow strictly; the cluster time moves by one increment
+/// with each push, begins at `1700000000.1` and knows no clock, so a test under paused time is deterministic.
+/// A reader evaluates the plan's filter in memory and hands out a quiet position where it passed over the last events;
+/// an event that the filter cannot decode is handed out.
+///
+/// A position in the future is waited at for ever, as on a server.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryModel {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    script: Mutex<Script>,
+    changed: watch::Sender<()>,
+}
+
+/// Everything a test can set and see.
+#[allow(clippy::struct_excessive_bools, reason = "they are independent switches")]
+#[derive(Debug)]
+pub(super) struct Script {
+    pub(super) feed: Feed,
+    pub(super) reopening: Option<Reason>,
+    pub(super) readers: HashMap<u64, watch::Sender<SourceState>>,
+    pub(super) reads: u64,
+    last_reader: u64,
+    opened_from: Vec<Option<Checkpoint>>,
+    hanging: bool,
+    failures: HashMap<Call, VecDeque<SourceError>>,
+    head: Option<Timestamp>,
+    tells_global_checkpoint: bool,
+    tells_time: bool,
+    full_document: bool,
+    identity: Identity,
+}
+
+/// What can fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Call {
+    Open,
+    GlobalCheckpoint,
+    Head,
+    Earliest,
+    Identity,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        let mut identity = Identity::new(Scope::Collection(Namespace::new("test", "events")));
+        identity.collection_uuid = Some(UUID.into());
+        identity.deployment = Some(Deployment { set_name: "memory".into(), hosts: vec!["memory:27017".into()] });
+        let script = Script {
+            feed: Feed::new(),
+            reopening: None,
+            readers: HashMap::new(),
+            reads: 0,
+            last_reader: 0,
+            opened_from: Vec::new(),
+            hanging: false,
+            failures: HashMap::new(),
+            head: None,
+            tells_global_checkpoint: true,
+            tells_time: true,
+            full_document: false,
+            identity,
+        };
+        Self { script: Mutex::new(script), changed: watch::Sender::new(()) }
+    }
+}
+
+impl Shared {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Script> {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The feed.
+impl MemoryModel {
+    /// A model with an empty feed of the collection `test.events`, whose every call answers.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends an event at the next cluster time, and answers its position.
+    pub fn push(&self, event: impl Into<MemoryEvent>) -> Checkpoint {
+        let event = event.into();
+        self.change(|script| {
+            script.feed.advance_to(next_time(script.feed.time));
+            script.append(event, 0)
+        })
+    }
+
+    /// Appends an event at this cluster time.
+    ///
+    /// # Panics
+    /// When the time is not after that of the last thing pushed.
+    pub fn push_at(&self, time: Timestamp, event: impl Into<MemoryEvent>) -> Checkpoint {
+        let event = event.into();
+        self.change(|script| {
+            script.feed.advance_to(time);
+            script.append(event, 0)
+        })
+    }
+
+    /// Appends the events of one transaction: all share the next cluster time. Answers their positions.
+    pub fn push_transaction<E: Into<MemoryEvent>>(&self, events: impl IntoIterator<Item = E>) -> Vec<Checkpoint> {
+        let events: Vec<MemoryEvent> = events.into_iter().map(Into::into).collect();
+        self.change(|script| {
+            script.feed.advance_to(next_time(script.feed.time));
+            (0..).zip(events).map(|(index, event)| script.append(event.field("txnNumber", 1_i64), index)).collect()
+        })
+    }
+
+    /// Appends these very bytes, whatever is in them, as an event at the next cluster time.
+    pub fn push_raw(&self, event: ChangeEvent) -> Checkpoint {
+        self.change(|script| {
+            script.feed.advance_to(next_time(script.feed.time));
+            let position = script.feed.token_now(0, UUID);
+            script.feed.push(Entry::Event { event, position: position.clone() });
+            Checkpoint::Token(position)
+        })
+    }
+
+    /// Appends a quiet position at the next cluster time, and answers it.
+    pub fn push_quiet(&self) -> Checkpoint {
+        self.change(|script| script.append_quiet(next_time(script.feed.time)))
+    }
+
+    /// Appends a quiet position at this cluster time.
+    ///
+    /// # Panics
+    /// When the time is not after that of the last thing pushed.
+    pub fn push_quiet_at(&self, time: Timestamp) -> Checkpoint {
+        self.change(|script| script.append_quiet(time))
+    }
+
+    /// Appends an `invalidate`: it passes every filter, and readers end behind it. What is pushed afterwards is read by
+    /// those that open at its position.
+    pub fn invalidate(&self) -> Checkpoint {
+        self.change(|script| {
+            let time = next_time(script.feed.time);
+            script.feed.advance_to(time);
+            let position = invalidate_token(time, UUID);
+            let event = event(crate::Operation::Invalidate).without("ns").at(&position);
+            script.feed.push(Entry::Event { event, position: position.clone() });
+            Checkpoint::Token(position)
+        })
+    }
+
+    /// Ends the feed: readers that have handed out everything answer `None`.
+    pub fn end(&self) {
+        self.change(|script| script.feed.ended = true);
+    }
+
+    /// Forgets the history before a position, as an oplog does: an open at an older cluster time is `HistoryLost`, and
+    /// so is the last item of a reader that had not read what is gone.
+    ///
+    /// # Panics
+    /// When the position has no cluster time.
+    pub fn drop_history_before(&self, position: &Checkpoint) {
+        let oldest = position.cluster_time().expect("a position with a cluster time");
+        self.change(|script| script.feed.drop_before(oldest));
+    }
+}
+
+/// Faults and answers.
+impl MemoryModel {
+    /// The next open fails.
+    pub fn fail_next_open(&self, error: SourceError) {
+        self.fail_opens(error, 1);
+    }
+
+    /// The next `times` opens fail, after those that are already to fail.
+    pub fn fail_opens(&self, error: SourceError, times: usize) {
+        self.fail(Call::Open, error, times);
+    }
+
+    /// Opens hang until [`release_opens`](Self::release_opens). One that hangs is counted already.
+    pub fn hang_opens(&self) {
+        self.change(|script| script.hanging = true);
+    }
+
+    /// Opens go on.
+    pub fn release_opens(&self) {
+        self.change(|script| script.hanging = false);
+    }
+
+    /// Every reader that is open now ends with this error, behind everything pushed before.
+    pub fn break_reader(&self, error: SourceError) {
+        self.change(|script| {
+            let upto = script.last_reader;
+            script.feed.push(Entry::Break { error, upto });
+        });
+    }
+
+    /// With a reason, every reader shows itself reopening and hands out nothing; with `None` they have reconnected.
+    pub fn set_reopening(&self, reason: Option<Reason>) {
+        self.change(|script| {
+            let was = std::mem::replace(&mut script.reopening, reason.clone()).is_some();
+            let reopening = reason.map(Reopening::now);
+            for state in script.readers.values() {
+                state.send_modify(|state| {
+                    state.reconnects += u64::from(was && reopening.is_none());
+                    state.reopening.clone_from(&reopening);
+                });
+            }
+        });
+    }
+
+    /// The source tells no global checkpoint: `None`.
+    pub fn refuse_global_checkpoint(&self) {
+        self.change(|script| script.tells_global_checkpoint = false);
+    }
+
+    /// The next call of `global_checkpoint` fails.
+    pub fn fail_global_checkpoint(&self, error: SourceError) {
+        self.fail(Call::GlobalCheckpoint, error, 1);
+    }
+
+    /// The next `times` calls of `head` fail.
+    pub fn fail_heads(&self, error: SourceError, times: usize) {
+        self.fail(Call::Head, error, times);
+    }
+
+    /// The next call of `earliest` fails.
+    pub fn fail_earliest(&self, error: SourceError) {
+        self.fail(Call::Earliest, error, 1);
+    }
+
+    /// The next call of `identity` fails.
+    pub fn fail_identity(&self, error: SourceError) {
+        self.fail(Call::Identity, error, 1);
+    }
+
+    /// The source sends no time when it is opened at its own now: readers do not tell where they were opened.
+    pub fn send_no_time(&self) {
+        self.change(|script| script.tells_time = false);
+    }
+
+    /// What `head` answers, one increment less than `global_checkpoint`. Default, and with `None`: the time of the last
+    /// thing pushed.
+    pub fn set_head(&self, head: impl Into<Option<Timestamp>>) {
+        let head = head.into();
+        self.change(|script| script.head = head);
+    }
+
+    /// What `identity` answers. Default: the collection `test.events`, the UUID that the tokens carry, a replica set
+    /// named `memory`.
+    pub fn set_identity(&self, identity: Identity) {
+        self.change(|script| script.identity = identity);
+    }
+
+    /// Whether updates are taken to carry a full document. Default: false, and a filter that needs one is refused.
+    #[must_use]
+    pub fn full_document(self, looked_up: bool) -> Self {
+        self.change(|script| script.full_document = looked_up);
+        self
+    }
+
+    fn fail(&self, call: Call, error: SourceError, times: usize) {
+        self.change(|script| script.failures.entry(call).or_default().extend(std::iter::repeat_n(error, times)));
+    }
+}
+
+/// What can be seen.
+impl MemoryModel {
+    /// How often it was opened, failed and hanging opens included.
+    pub fn opens(&self) -> usize {
+        self.shared.lock().opened_from.len()
+    }
+
+    /// Where it was opened, one entry for each of [`opens`](Self::opens).
+    pub fn opened_from(&self) -> Vec<Option<Checkpoint>> {
+        self.shared.lock().opened_from.clone()
+    }
+
+    /// How many readers there are now.
+    pub fn active_readers(&self) -> usize {
+        self.shared.lock().readers.len()
+    }
+
+    /// How many reads, events and quiet ones, all readers together have handed out.
+    pub fn reads(&self) -> u64 {
+        self.shared.lock().reads
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Script) -> T) -> T {
+        let changed = change(&mut self.shared.lock());
+        self.shared.changed.send_replace(());
+        changed
+    }
+
+    /// The answer of one call: the failure that was set for it, or what the script says.
+    fn answer<T>(&self, call: Call, answer: impl FnOnce(&Script) -> T) -> Result<T, SourceError> {
+        let mut script = self.shared.lock();
+        match script.failures.get_mut(&call).and_then(VecDeque::pop_front) {
+            Some(error) => Err(error),
+            None => Ok(answer(&script)),
+        }
+    }
+}
+
+impl Script {
+    fn append(&mut self, event: MemoryEvent, index: u32) -> Checkpoint {
+        let position = self.feed.token_now(index, UUID);
+        self.feed.push(Entry::Event { event: event.at(&position), position: position.clone() });
+        Checkpoint::Token(position)
+    }
+
+    fn append_quiet(&mut self, time: Timestamp) -> Checkpoint {
+        self.feed.advance_to(time);
+        let token = quiet_token(time);
+        self.feed.push(Entry::Quiet(token.clone()));
+        Checkpoint::Token(token)
+    }
+
+    fn head(&self) -> Timestamp {
+        self.head.unwrap_or(self.feed.time)
+    }
+}
+
+impl SubscriptionModel for MemoryModel {
+    type Reader = MemoryReader;
+
+    async fn open(&self, from: Option<&Checkpoint>, plan: &Plan) -> Result<MemoryReader, SourceError> {
+        self.shared.lock().opened_from.push(from.cloned());
+        let mut changed = self.shared.changed.subscribe();
+        // The sender lives in `shared`.
+        let _ = changed.wait_for(|()| !self.shared.lock().hanging).await;
+        self.answer(Call::Open, |_| ())?;
+        let mut script = self.shared.lock();
+        let now = Checkpoint::Time(next_time(script.feed.time));
+        let refused = |reason| Err(SourceError::Refused(reason));
+        if plan.filter.is_raw_pipeline() {
+            let message = "a raw pipeline needs a server".into();
+            return refused(Reason::RefusedByServer { code: 0, message });
+        }
+        let next = match from {
+            Some(Checkpoint::Text(_)) => {
+                return refused(Reason::BadPosition { code: 0, message: "text is no position of this model".into() });
+            }
+            Some(from) => script.feed.after(from),
+            None => Ok(script.feed.end()),
+        };
+        let last = from.unwrap_or(&now).clone();
+        let Ok(next) = next.map_err(|Dropped| ()) else {
+            return refused(Reason::HistoryLost { position: last, oldest: Some(Checkpoint::Time(script.feed.oldest)) });
+        };
+        script.last_reader += 1;
+        let number = script.last_reader;
+        let opened_at = (from.is_none() && script.tells_time).then_some(now);
+        let state = SourceState { reopening: script.reopening.clone().map(Reopening::now), ..SourceState::default() };
+        let state = watch::Sender::new(state);
+        script.readers.insert(number, state.clone());
+        let at_end = next == script.feed.end();
+        drop(script);
+        let shared = self.shared.clone();
+        let plan = plan.clone();
+        let reader =
+            MemoryReader { shared, number, plan, next, last, opened_at, skipped: None, ended: false, changed, state };
+        reader.note_end(at_end);
+        Ok(reader)
+    }
+
+    fn check(&self, plan: &Plan) -> Result<Fingerprint, SubscribeError> {
+        if plan.filter.is_raw_pipeline() {
+            let message = "this model has no server, and only a server evaluates Filter::pipeline(..)".into();
+            return Err(SubscribeError::Config { field: "filter", message });
+        }
+        plan.filter.validate()?;
+        if plan.filter.needs_full_document() && !self.shared.lock().full_document {
+            return Err(SubscribeError::FilterNeedsFullDocument);
+        }
+        Ok(Fingerprint::of(&plan.filter.stages()))
+    }
+
+    async fn global_checkpoint(&self) -> Result<Option<Checkpoint>, SourceError> {
+        self.answer(Call::GlobalCheckpoint, |script| {
+            script.tells_global_checkpoint.then(|| Checkpoint::Time(next_time(script.head())))
+        })
+    }
+
+    async fn head(&self) -> Result<Checkpoint, SourceError> {
+        self.answer(Call::Head, |script| Checkpoint::Time(script.head()))
+    }
+
+    async fn earliest(&self) -> Result<Checkpoint, SourceError> {
+        self.answer(Call::Earliest, |script| Checkpoint::Time(script.feed.oldest))
+    }
+
+    async fn identity(&self) -> Result<Identity, SourceError> {
+        self.answer(Call::Identity, |script| script.identity.clone())
+    }
+}
