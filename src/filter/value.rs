@@ -57,7 +57,7 @@ fn any_in(array: &RawArray, path: &[&str], into_arrays: bool, test: &mut Visit<'
         let met = match element {
             element if rest.is_empty() => test(Some(element))?,
             RawBsonRef::Document(inner) => any_at(inner, rest, into_arrays, test)?,
-            RawBsonRef::Array(inner) => any_at(RawDocument::from_bytes(inner.as_bytes())?, rest, into_arrays, test)?,
+            RawBsonRef::Array(inner) => any_in(inner, rest, into_arrays, test)?,
             _ => false,
         };
         if met {

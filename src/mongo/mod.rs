@@ -1,4 +1,5 @@
-//! The MongoDB backends.
+//! The MongoDB backends: the model that reads change streams, and the storage of checkpoints. The driver's operations are
+//! named here alone.
 
 mod call;
 mod checkpoint_storage;

@@ -174,12 +174,11 @@ impl<S: CheckpointStorage> Saver<S> {
         self.quiet.filter(|_| self.quiet_allowed).map(|interval| self.last_sent + interval)
     }
 
-    /// What to write next, why, and from when on.
-    fn next(&self, view: &View) -> Option<(Mark, Why, Instant)> {
+    /// What to write next, why, and from when on; one moment serves the whole decision.
+    fn next(&self, view: &View, now: Instant) -> Option<(Mark, Why, Instant)> {
         if self.frozen {
             return None;
         }
-        let now = Instant::now();
         let storable = self.outstanding(view);
         let requested = view.requested.as_ref().filter(|mark| self.is_ahead(mark));
         let retry_at = self.retry_at.unwrap_or(now);
@@ -209,7 +208,7 @@ impl<S: CheckpointStorage> Saver<S> {
     pub(crate) fn send(&mut self, desk: &Desk, board: &Board) -> Option<Instant> {
         let view = desk.view();
         let now = Instant::now();
-        let next = self.next(&view);
+        let next = self.next(&view, now);
         if let Some((_, Why::Wanted, _)) = next {
             let since = *self.wanted_since.get_or_insert(now);
             if now >= since + PATIENCE {

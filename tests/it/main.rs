@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
+mod filter;
 mod main_path;
 mod memory_model;
 mod storage;

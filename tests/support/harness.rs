@@ -1,6 +1,14 @@
 //! From async bodies to the tests of a binary, and such a binary's `main`.
 
-use std::{any::Any, env, process::ExitCode, thread, time::Duration};
+use std::{
+    any::Any,
+    collections::HashSet,
+    env, panic,
+    process::ExitCode,
+    sync::{LazyLock, Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokio::runtime::Builder;
@@ -78,9 +86,26 @@ where
     Fut: Future<Output: Outcome>,
 {
     let runtime = Builder::new_multi_thread().worker_threads(2).thread_name(context.name()).enable_all().build()?;
+    let name = context.name.clone();
     let outcome = runtime.block_on(async { tokio::time::timeout(LIMIT, body(context)).await });
+    ENDED.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
     runtime.shutdown_timeout(Duration::from_secs(5));
     outcome.map_or_else(|_| Err(format!("not finished within {LIMIT:?}").into()), Outcome::outcome)
+}
+
+/// The tests whose runtime is being taken down.
+static ENDED: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
+
+/// Tasks of the driver can panic when their runtime goes away under them. That says nothing about the test that has ended.
+fn hush_the_driver() {
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        let driver = panic.location().is_some_and(|place| place.file().contains("/mongodb-"));
+        let ended = |name| ENDED.lock().unwrap_or_else(PoisonError::into_inner).contains(name);
+        if !(driver && thread::current().name().is_some_and(ended)) {
+            usual(panic);
+        }
+    }));
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {
@@ -110,6 +135,7 @@ pub fn main(tests: fn() -> Vec<Trial>, roles: &[Role]) -> ExitCode {
     }
     arguments.test_threads.get_or_insert(THREADS);
     println!("{}", choice().announcement());
+    hush_the_driver();
     let run = run::begin();
     let conclusion = libtest_mimic::run(&arguments, tests());
     run.end();

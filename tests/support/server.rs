@@ -10,9 +10,10 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use futures::future::try_join_all;
 use mongodb::{
     Client, Database,
-    bson::{Document, doc},
+    bson::{Bson, Document, doc},
     error::ErrorKind,
     options::{Acknowledgment, ClientOptions, WriteConcern},
 };
@@ -64,10 +65,7 @@ impl Server {
         background::run(async move {
             static COUNT: AtomicU32 = AtomicU32::new(0);
             let set = format!("rs{}", COUNT.fetch_add(1, Ordering::Relaxed));
-            let mut nodes = Vec::new();
-            for _ in 0..options.nodes {
-                nodes.push(Node::start(&options, &set).await?);
-            }
+            let nodes = try_join_all((0..options.nodes).map(|_| Node::start(&options, &set))).await?;
             let hosts = nodes.iter().map(Node::address).collect::<Vec<_>>();
             if !options.standalone {
                 initiate(&hosts, &set).await?;
@@ -79,6 +77,7 @@ impl Server {
             let set = (!options.standalone).then_some(set);
             let server = Self::new(Uri::Own { hosts: hosts.join(","), set }, nodes, options, shared);
             server.ready().await;
+            server.complete().await;
             Ok(server)
         })
         .await
@@ -216,6 +215,25 @@ impl Server {
         background::run(async move {
             let admin = server.0.admin.get_or_init(|| server.client()).await.database("admin");
             wait_until("the server takes writes", READY_WITHIN, || takes_writes(&admin)).await;
+        })
+        .await;
+    }
+}
+
+impl Server {
+    /// Returns when every node takes part. One that is still copying the data cannot replace a primary.
+    pub async fn complete(&self) {
+        if self.0.nodes.len() < 2 {
+            return;
+        }
+        wait_until("every node is primary or secondary", READY_WITHIN, || async {
+            let status = self.admin_command(doc! { "replSetGetStatus": 1 }).await;
+            let members = status.ok().and_then(|mut status| match status.remove("members") {
+                Some(Bson::Array(members)) => Some(members),
+                _ => None,
+            });
+            let state = |member: &Bson| member.as_document().and_then(|member| member.get_i32("state").ok());
+            members.is_some_and(|members| members.iter().all(|member| matches!(state(member), Some(1 | 2))))
         })
         .await;
     }
