@@ -12,7 +12,6 @@ use super::reader::{self, ChangeStreamReader};
 use super::{identity, present, stages};
 use crate::checkpoint::Checkpoint;
 use crate::error::{SourceError, SubscribeError};
-use crate::filter::Filter;
 use crate::ids::Namespace;
 use crate::model::{Fingerprint, Identity, Plan, Scope, SubscriptionModel};
 use crate::reason::Reason;
@@ -229,7 +228,7 @@ impl SubscriptionModel for ChangeStreamModel {
     type Reader = ChangeStreamReader;
 
     async fn open(&self, from: Option<&Checkpoint>, plan: &Plan) -> Result<ChangeStreamReader, SourceError> {
-        let user = user_stages(&plan.filter);
+        let user = plan.filter.stages();
         stages::check(&user).map_err(|message| SourceError::Refused(Reason::RefusedByServer { code: 0, message }))?;
         reader::open(self.source(&plan.leave_out, &user), from).await
     }
@@ -242,18 +241,19 @@ impl SubscriptionModel for ChangeStreamModel {
                 "must not be zero: an idle stream would ask without pause".to_owned(),
             ));
         }
-        if let Scope::Collection(own) = &self.scope {
-            if plan.leave_out.contains(own) {
-                let message = format!("{own} holds the checkpoints, and would feed on its own writes for ever");
-                return Err(config("model", message));
-            }
+        if let Scope::Collection(own) = &self.scope
+            && plan.leave_out.contains(own)
+        {
+            let message = format!("{own} holds the checkpoints, and would feed on its own writes for ever");
+            return Err(config("model", message));
         }
-        if needs_full_document(&plan.filter) && self.full_document == FullDocument::Default {
+        plan.filter.validate()?;
+        if plan.filter.needs_full_document() && self.full_document == FullDocument::Default {
             return Err(SubscribeError::FilterNeedsFullDocument);
         }
-        let user = user_stages(&plan.filter);
+        let user = plan.filter.stages();
         stages::check(&user).map_err(|message| config("filter", message))?;
-        stages::fingerprint(&user).map_err(|message| config("filter", message))
+        Ok(Fingerprint::of(&user))
     }
 
     async fn global_checkpoint(&self) -> Result<Option<Checkpoint>, SourceError> {
@@ -278,16 +278,6 @@ impl SubscriptionModel for ChangeStreamModel {
         let source = self.source(&[], &[]);
         identity::identity(&source).await.map_err(|fault| source.error(fault, None))
     }
-}
-
-/// The user's stages. To be taken from the filter.
-fn user_stages(_filter: &Filter) -> Vec<Document> {
-    Vec::new()
-}
-
-/// Whether it drops updates without a full document. To be taken from the filter.
-fn needs_full_document(_filter: &Filter) -> bool {
-    false
 }
 
 /// The scope, and nothing of the connection: that may hold a password.

@@ -16,7 +16,7 @@ use super::classify::{Class, Fault, Phase};
 use super::open::{Source, Stream};
 use super::present;
 use super::reply::Reply;
-use super::step::{Happened, Next, Recovery, Replied, Wait};
+use super::step::{End, Happened, Next, Recovery, Replied, Wait};
 use crate::backoff::Backoff;
 use crate::checkpoint::{Checkpoint, Token};
 use crate::error::SourceError;
@@ -271,8 +271,11 @@ impl Task {
             bytes: reply.size(),
             first,
             moved: new.is_some(),
-            closed: reply.closed,
-            invalidated: new.as_ref().is_some_and(Checkpoint::is_invalidate),
+            end: match &new {
+                Some(position) if position.is_invalidate() => End::Invalidated,
+                _ if reply.closed => End::Closed,
+                _ => End::Open,
+            },
         };
         self.position = new.or(self.position.take());
         let quiet = reply.post_batch.clone().filter(|token| {
@@ -282,7 +285,9 @@ impl Task {
         if let Some(token) = &quiet {
             replied.moved = true;
             // Hidden from the events, but the server has told where it is.
-            replied.invalidated |= reply.closed && token.is_invalidate();
+            if reply.closed && token.is_invalidate() {
+                replied.end = End::Invalidated;
+            }
             self.position = Some(Checkpoint::Token(token.clone()));
         }
         let at_end = !blind && reply.ends_at_the_end_of_the_oplog();
@@ -307,7 +312,7 @@ impl Task {
         match happened {
             Happened::Failed(_, fault) if fault.class == Class::Behind => None,
             Happened::Failed(_, fault) => Some(self.source.error(fault.clone(), self.position.as_ref()).reason()),
-            Happened::Ended | Happened::Replied(Replied { closed: true, .. }) => {
+            Happened::Ended | Happened::Replied(Replied { end: End::Closed, .. }) => {
                 Some(Reason::SourceUnavailable { message: "the server has ended the stream".to_owned() })
             }
             Happened::Opened | Happened::Replied(_) => None,
@@ -335,7 +340,7 @@ impl Task {
             let since = *self.lost.get_or_insert_with(tokio::time::Instant::now);
             let failures = self.recovery.failures();
             let every = if wait == Wait::Slowly { 6 } else { 10 };
-            if failures == 1 || failures % every == 0 {
+            if failures == 1 || failures.is_multiple_of(every) {
                 tracing::warn!(scope = %self.source.scope, position = ?self.position, failures, %reason, "the stream is opened again");
             }
             self.state.send_modify(|state| {
