@@ -180,7 +180,6 @@ impl StartPosition {
 }
 
 /// What became of a claim.
-#[allow(clippy::large_enum_variant, reason = "one is made per start")]
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 #[allow(clippy::large_enum_variant, reason = "there is one for each start of a subscription")]
