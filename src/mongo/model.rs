@@ -274,6 +274,12 @@ impl SubscriptionModel for ChangeStreamModel {
         earliest.map(Checkpoint::Time).map_err(|fault| source.error(fault, None))
     }
 
+    async fn is_readable(&self, position: &Checkpoint) -> Result<bool, SourceError> {
+        let source = self.source(&[], &[]);
+        let readable = present::is_readable(&source, position).await;
+        readable.map_err(|fault| source.error(fault, Some(position)))
+    }
+
     async fn identity(&self) -> Result<Identity, SourceError> {
         let source = self.source(&[], &[]);
         identity::identity(&source).await.map_err(|fault| source.error(fault, None))
