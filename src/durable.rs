@@ -14,7 +14,7 @@ use crate::delivery::Delivery;
 use crate::error::{SubscribeError, SubscriptionError};
 use crate::filter::Filter;
 use crate::handler::Handler;
-use crate::ids::SubscriptionId;
+use crate::ids::{Owner, SubscriptionId};
 use crate::metrics;
 use crate::model::{Plan, SubscriptionModel};
 use crate::run::deliver::{Deliver, Signals};
@@ -24,7 +24,7 @@ use crate::run::open::Opening;
 use crate::run::policy::{SaveMode, SavePolicy};
 use crate::run::saver::Saver;
 use crate::run::settings::Options;
-use crate::run::start::{Started, Starting};
+use crate::run::start::{InTheWay, Started, Starting};
 use crate::run::work::{HandlerWork, Work};
 use crate::start::StartAt;
 use crate::status::{Board, Status};
@@ -339,15 +339,16 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             start_at: &self.start_at,
             settings: &settings,
             described: &described,
+            owner: Owner::fresh(),
+            in_the_way: InTheWay::default(),
         };
         let started = starting.run().await?;
 
-        let Started { reader, plan, ownership, epoch, from, stored, saved_at, pipeline, source, repeats_until } =
-            started;
+        let Started { reader, plan, ownership, epoch, from, stored, pipeline, source, repeats_until } = started;
         let mut status = Status::new(id.clone(), ownership.fence);
         status.position.clone_from(&from);
-        status.saved.clone_from(&stored);
-        status.saved_at = saved_at;
+        status.saved = stored.as_ref().and_then(|record| record.position.clone());
+        status.saved_at = stored.as_ref().and_then(|record| record.saved_at);
         let board = Arc::new(Board::new(status));
         let recorded = stored.is_some();
         let template = Save {
