@@ -98,7 +98,7 @@ macro_rules! option_setters {
 
         /// Starts though no start position can be recorded, instead of refusing with `NoStartPosition`. Default:
         /// false. The start is then taken from the opening reply; from a server that sends no time nothing is stored
-        /// until the first settled event is, and what changes before that is lost if the process ends before.
+        /// until the first settled event is, and what changes before that is lost if it pauses or ends before.
         pub fn start_when_no_start_position_can_be_recorded(mut self, start: bool) -> Self {
             self.options.start_when_no_start_position_can_be_recorded = Some(start);
             self
@@ -326,7 +326,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
         let id = SubscriptionId::new(self.id)
             .map_err(|error| SubscribeError::Config { field: "id", message: error.to_string() })?;
         let settings = self.options.settings()?;
-        for warning in self.options.warnings(&settings) {
+        for warning in settings.warnings() {
             tracing::warn!(subscription = %id, "subscription {id}: {warning}");
         }
         let reserved = self.inner.registry.reserve(&id)?;

@@ -118,11 +118,13 @@ impl Options {
         say("retry_backoff", &settings.retry_backoff, self.retry_backoff.is_some());
         line
     }
+}
 
+impl Settings {
     /// Settings that can be used and are likely a mistake.
-    pub(crate) fn warnings(&self, settings: &Settings) -> Vec<String> {
+    pub(crate) fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        if let Some(interval) = settings.quiet_interval
+        if let Some(interval) = self.quiet_interval
             && interval > DAY
         {
             warnings.push(format!(
@@ -166,7 +168,7 @@ mod tests {
     #[test]
     fn an_interval_above_a_day_is_warned_about() {
         let options = Options { quiet_interval: Some(Some(DAY * 2)), ..Options::default() };
-        assert_eq!(options.warnings(&options.settings().unwrap()).len(), 1);
-        assert!(Options::default().warnings(&Options::default().settings().unwrap()).is_empty());
+        assert_eq!(options.settings().unwrap().warnings().len(), 1);
+        assert!(Options::default().settings().unwrap().warnings().is_empty());
     }
 }

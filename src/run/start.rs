@@ -245,18 +245,16 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
         if settled.position.is_some() {
             return Ok((reader, None));
         }
-        match reader.opened_at() {
-            Some(at) => Ok((self.ask_source(self.model.open(Some(&at), plan)).await?, Some(at))),
-            None => {
-                let id = self.id;
-                warn!(
-                    subscription = %id,
-                    "subscription {id} starts with nothing stored: the source sends no time, and what changes before \
-                     its first settled event is lost if it ends before"
-                );
-                Ok((reader, None))
-            }
-        }
+        let Some(at) = reader.opened_at() else {
+            let id = self.id;
+            warn!(
+                subscription = %id,
+                "subscription {id} starts with nothing stored: the source sends no time, and what changes before its \
+                 first settled event is lost if it pauses or ends before"
+            );
+            return Ok((reader, None));
+        };
+        Ok((self.ask_source(self.model.open(Some(&at), plan)).await?, Some(at)))
     }
 
     async fn claim(

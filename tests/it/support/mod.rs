@@ -17,7 +17,7 @@ use mongosub::{
 pub use faulty::{Fault, FaultyStorage, Saved, unavailable};
 pub use logs::Logs;
 pub use recorder::Recorder;
-pub use steps::{Cut, Stepped, Steps};
+pub use steps::{Cut, Stepped};
 
 pub const ID: &str = "orders_v1";
 
