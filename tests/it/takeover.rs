@@ -22,6 +22,11 @@ async fn superseded(world: &World) -> Reason {
     Reason::Superseded { owner: record.ownership.map(|it| it.owner), since: record.claimed_at }
 }
 
+/// Why a run stops; it does within an hour.
+async fn ended(subscription: &Subscription) -> Reason {
+    tokio::time::timeout(Duration::from_secs(3600), subscription.stopped()).await.expect("it stops")
+}
+
 fn repeats(world: &World) -> Vec<(i32, bool)> {
     world.seen.all().iter().map(|seen| (seen.key, seen.may_be_repeat)).collect()
 }
@@ -40,7 +45,7 @@ async fn a_second_process_takes_over_at_once_and_the_first_stops_at_its_next_sav
     assert!(new.status().fence > old.status().fence);
     let expected = superseded(&first).await;
     let event = first.model.push(memory::insert(2, doc! {}));
-    assert_eq!(old.stopped().await, expected);
+    assert_eq!(ended(&old).await, expected);
     assert!(began.elapsed() < Duration::from_secs(1), "at its next save, not at a check by the clock");
     assert!(matches!(&expected, Reason::Superseded { owner: Some(_), since: Some(_) }));
     assert_eq!(expected.exit_code(), 3);
@@ -49,10 +54,10 @@ async fn a_second_process_takes_over_at_once_and_the_first_stops_at_its_next_sav
     assert_eq!(second.seen.keys(), [2]);
     assert_eq!(first.model.active_readers(), 1);
     // Every method of the one that ended says why.
-    let ended = SubscriptionError::Ended { id: old.id().clone(), reason: expected };
-    assert_eq!(old.drained().await.unwrap_err(), ended);
-    assert_eq!(old.shutdown().await.unwrap_err(), ended);
-    assert_eq!(old.cancel().await.unwrap_err(), ended);
+    let error = SubscriptionError::Ended { id: old.id().clone(), reason: expected };
+    assert_eq!(old.drained().await.unwrap_err(), error);
+    assert_eq!(old.shutdown().await.unwrap_err(), error);
+    assert_eq!(old.cancel().await.unwrap_err(), error);
     assert!(second.record().await.is_some());
 }
 
@@ -78,7 +83,7 @@ async fn the_event_in_hand_of_a_superseded_run_finishes_and_no_further_one_is_ha
     assert_eq!((first.seen.keys(), old.is_stopped()), (vec![1, 2], false), "it waits for the event in hand");
     assert!(new.status().settled == 3);
     gate.add_permits(10);
-    assert_eq!(old.stopped().await.name(), "superseded");
+    assert_eq!(ended(&old).await.name(), "superseded");
     assert_eq!((old.status().settled, first.seen.keys()), (2, vec![1, 2]));
     assert_eq!(second.seen.keys(), [1, 2, 3]);
     until_saved(&new, &at[2]).await;
@@ -97,7 +102,7 @@ async fn an_idle_owner_notices_within_10_s() {
     let new = second.subscribe().await;
     let began = Instant::now();
     let expected = superseded(&first).await;
-    assert_eq!(old.stopped().await, expected);
+    assert_eq!(ended(&old).await, expected);
     assert!(began.elapsed() <= Duration::from_secs(10), "{:?}", began.elapsed());
     assert!(first.storage.sent().is_empty());
     assert!(is_running(&new.status().state));
@@ -115,7 +120,7 @@ async fn an_owner_notices_though_its_handler_hangs_and_stops_after_the_grace() {
     let second = first.restarted();
     let new = second.subscribe().await;
     let began = Instant::now();
-    assert_eq!(old.stopped().await.name(), "superseded");
+    assert_eq!(ended(&old).await.name(), "superseded");
     assert!(began.elapsed() <= Duration::from_secs(16), "{:?}", began.elapsed());
     until_settled(&new, 1).await;
 }
@@ -204,7 +209,7 @@ async fn a_stalled_run_that_was_superseded_meanwhile_refuses_to_resume() {
     let reason = superseded(&first).await;
     let error = old.resume().await.unwrap_err();
     assert_eq!(error, SubscriptionError::Ended { id: old.id().clone(), reason: reason.clone() });
-    assert_eq!(old.stopped().await, reason);
+    assert_eq!(ended(&old).await, reason);
     assert!(is_running(&new.status().state));
     // Alone, it would have gone on.
     let alone = World::new();
@@ -337,7 +342,7 @@ async fn invalidated(world: &World) -> (Subscription, Checkpoint) {
     let subscription = world.subscribe().await;
     world.model.push(memory::insert(1, doc! {}));
     let end = world.model.invalidate();
-    assert_eq!(subscription.stopped().await, Reason::Invalidated { position: end.clone() });
+    assert_eq!(ended(&subscription).await, Reason::Invalidated { position: end.clone() });
     (subscription, end)
 }
 
@@ -403,11 +408,11 @@ async fn an_invalidate_that_was_not_stored_comes_again() {
     world.storage.every_save(Fault::Fail);
     world.model.push(memory::insert(1, doc! {}));
     let end = world.model.invalidate();
-    assert_eq!(subscription.stopped().await.name(), "invalidated");
+    assert_eq!(ended(&subscription).await.name(), "invalidated");
     assert_ne!(world.stored().await, Some(end.clone()));
     let next = world.restarted();
     let subscription = next.subscribe().await;
-    assert_eq!(subscription.stopped().await, Reason::Invalidated { position: end.clone() });
+    assert_eq!(ended(&subscription).await, Reason::Invalidated { position: end.clone() });
     assert_eq!(repeats(&next), [(1, true), (-1, true)]);
     assert_eq!(next.stored().await, Some(end));
 }
