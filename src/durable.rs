@@ -14,7 +14,7 @@ use crate::delivery::Delivery;
 use crate::error::{SubscribeError, SubscriptionError};
 use crate::filter::Filter;
 use crate::handler::Handler;
-use crate::ids::SubscriptionId;
+use crate::ids::{Owner, SubscriptionId};
 use crate::metrics;
 use crate::model::{Plan, SubscriptionModel};
 use crate::run::deliver::{Deliver, Signals};
@@ -24,10 +24,11 @@ use crate::run::open::Opening;
 use crate::run::policy::{SaveMode, SavePolicy};
 use crate::run::saver::Saver;
 use crate::run::settings::Options;
-use crate::run::start::{Started, Starting};
+use crate::run::start::{InTheWay, Started, Starting};
+use crate::run::window;
 use crate::run::work::{HandlerWork, Work};
 use crate::start::StartAt;
-use crate::status::{Board, Status};
+use crate::status::{Board, State, Status};
 use crate::storage::{BoxFuture, CheckpointStorage, Save};
 use crate::subscription::Subscription;
 
@@ -98,7 +99,7 @@ macro_rules! option_setters {
 
         /// Starts though no start position can be recorded, instead of refusing with `NoStartPosition`. Default:
         /// false. The start is then taken from the opening reply; from a server that sends no time nothing is stored
-        /// until the first settled event is, and what changes before that is lost if the process ends before.
+        /// until the first settled event is, and what changes before that is lost if it pauses or ends before.
         pub fn start_when_no_start_position_can_be_recorded(mut self, start: bool) -> Self {
             self.options.start_when_no_start_position_can_be_recorded = Some(start);
             self
@@ -326,7 +327,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
         let id = SubscriptionId::new(self.id)
             .map_err(|error| SubscribeError::Config { field: "id", message: error.to_string() })?;
         let settings = self.options.settings()?;
-        for warning in self.options.warnings(&settings) {
+        for warning in settings.warnings() {
             tracing::warn!(subscription = %id, "subscription {id}: {warning}");
         }
         let reserved = self.inner.registry.reserve(&id)?;
@@ -339,17 +340,19 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             start_at: &self.start_at,
             settings: &settings,
             described: &described,
+            owner: Owner::fresh(),
+            in_the_way: InTheWay::default(),
         };
         let started = starting.run().await?;
 
-        let Started { reader, plan, ownership, epoch, from, stored, saved_at, pipeline, source, repeats_until } =
-            started;
+        let Started { reader, plan, ownership, epoch, from, stored, pipeline, source, repeats_until } = started;
         let mut status = Status::new(id.clone(), ownership.fence);
         status.position.clone_from(&from);
-        status.saved.clone_from(&stored);
-        status.saved_at = saved_at;
+        status.saved = stored.as_ref().and_then(|record| record.position.clone());
+        status.saved_at = stored.as_ref().and_then(|record| record.saved_at);
         let board = Arc::new(Board::new(status));
         let recorded = stored.is_some();
+        let quiet_interval = settings.quiet_interval;
         let template = Save {
             pipeline: Some(pipeline),
             source: Some(source),
@@ -376,6 +379,17 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             opened: None,
             settings,
         };
+        if let Some(interval) = quiet_interval {
+            let look = window::warn_when_short(id.clone(), self.inner.model.clone(), interval);
+            // It ends with the run, whose handles and tasks hold the other ends of its status.
+            let mut status = board.subscribe();
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = look => {}
+                    _ = status.wait_for(|status| matches!(status.state, State::Stopped(_))) => {}
+                }
+            });
+        }
         let (commands, receiver) = mpsc::unbounded_channel();
         let subscription = Subscription::new(id, commands, board.subscribe());
         tokio::spawn(metrics::publish(board.subscribe()));

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use bson::{Document, doc};
+use bson::{Document, RawDocumentBuf, doc};
 use futures::TryStreamExt;
 use mongodb::Collection;
 use mongodb::options::{
@@ -52,7 +52,8 @@ const REMOVE: &str = "remove";
 /// ```
 #[derive(Debug, Clone)]
 pub struct MongoCheckpointStorage {
-    records: Collection<Document>,
+    /// Raw, because a record of unknown fields need not be what serde takes for a document.
+    records: Collection<RawDocumentBuf>,
     name: String,
 }
 
@@ -69,7 +70,7 @@ impl MongoCheckpointStorage {
         id: &SubscriptionId,
         pipeline: Vec<Document>,
         upsert: bool,
-    ) -> Result<Option<Document>, StorageError> {
+    ) -> Result<Option<RawDocumentBuf>, StorageError> {
         let mut attempt = 1;
         loop {
             let (records, filter, pipeline) = (self.records.clone(), by_id(id), pipeline.clone());

@@ -2,9 +2,10 @@
 //!
 //! The driver's own text of an error is never used: it holds the server's whole reply.
 
-use mongodb::error::{Error, ErrorKind, WriteFailure};
+use mongodb::error::{ErrorKind, WriteFailure};
 
 use super::call::CallError;
+use super::classify::describe;
 use crate::error::StorageError;
 
 /// Codes that heal by themselves: elections, stepdowns, network, time limits, a full disk.
@@ -28,7 +29,7 @@ pub(super) struct Need<'a> {
 
 /// Whether another writer made the record first.
 pub(super) fn is_duplicate_key(error: &CallError) -> bool {
-    matches!(error, CallError::Driver(error) if server_error(error).is_some_and(|(code, ..)| code == DUPLICATE_KEY))
+    matches!(error, CallError::Driver(error) if describe(error).0 == Some(DUPLICATE_KEY))
 }
 
 /// The error a caller of the storage gets.
@@ -40,46 +41,25 @@ pub(super) fn storage_error(error: &CallError, need: Need<'_>) -> StorageError {
             return StorageError::Unavailable { message };
         }
     };
-    if let Some((code, name, text)) = server_error(error) {
+    let (code, message) = describe(error);
+    if let Some(code) = code {
         let passing = PASSING.contains(&code)
             || ["RetryableWriteError", "RetryableError", "SystemOverloadedError"].iter().any(|l| error.contains_label(l))
             // The write was made, and a majority has not confirmed it yet.
             || matches!(*error.kind, ErrorKind::Write(WriteFailure::WriteConcernError(_)));
         return match code {
             UNAUTHORIZED => StorageError::Unauthorized { action: need.action.into(), resource: need.resource.into() },
-            _ if passing => StorageError::Unavailable { message: format!("code {code} {name}: {text}") },
-            _ => StorageError::Refused { code, message: format!("{name}: {text}") },
+            _ if passing => StorageError::Unavailable { message: format!("code {code} {message}") },
+            _ => StorageError::Refused { code, message },
         };
     }
     match &*error.kind {
-        ErrorKind::Io(io) => StorageError::Unavailable { message: format!("network: {io}") },
-        ErrorKind::ServerSelection { message, .. } => StorageError::Unavailable { message: message.clone() },
-        ErrorKind::ConnectionPoolCleared { message, .. } => StorageError::Unavailable { message: message.clone() },
-        ErrorKind::DnsResolve { message, .. } => StorageError::Unavailable { message: format!("DNS: {message}") },
-        ErrorKind::Authentication { message, .. } => {
-            StorageError::Unavailable { message: format!("authentication: {message}") }
-        }
-        ErrorKind::InvalidResponse { message, .. } => {
-            StorageError::Unavailable { message: format!("an answer that cannot be read: {message}") }
-        }
-        ErrorKind::InvalidArgument { message, .. } => StorageError::Refused { code: 0, message: message.clone() },
-        ErrorKind::InvalidTlsConfig { message, .. } => StorageError::Refused { code: 0, message: message.clone() },
-        ErrorKind::IncompatibleServer { message, .. } => StorageError::Refused { code: 0, message: message.clone() },
-        ErrorKind::Shutdown => StorageError::Refused { code: 0, message: "the client has been shut down".into() },
-        _ => StorageError::Refused { code: 0, message: "an error of the driver's that has no text here".into() },
-    }
-}
-
-/// Code, name and message, when it was the server that said no.
-fn server_error(error: &Error) -> Option<(i32, &str, &str)> {
-    match &*error.kind {
-        ErrorKind::Command(error) => Some((error.code, &error.code_name, &error.message)),
-        ErrorKind::Write(WriteFailure::WriteError(error)) => {
-            Some((error.code, error.code_name.as_deref().unwrap_or_default(), &error.message))
-        }
-        ErrorKind::Write(WriteFailure::WriteConcernError(error)) => {
-            Some((error.code, &error.code_name, &error.message))
-        }
-        _ => None,
+        ErrorKind::Io(_) => StorageError::Unavailable { message: format!("network: {message}") },
+        ErrorKind::Authentication { .. } => StorageError::Unavailable { message: format!("authentication: {message}") },
+        ErrorKind::ServerSelection { .. }
+        | ErrorKind::ConnectionPoolCleared { .. }
+        | ErrorKind::DnsResolve { .. }
+        | ErrorKind::InvalidResponse { .. } => StorageError::Unavailable { message },
+        _ => StorageError::Refused { code: 0, message },
     }
 }

@@ -5,5 +5,9 @@
 mod filter;
 mod main_path;
 mod memory_model;
+mod start_checks;
+mod start_order;
+mod start_table;
 mod storage;
 mod support;
+mod takeover;

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "all of this is tests")]
 
 mod fixture;
+mod storage;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -14,7 +15,7 @@ use std::process::ExitCode;
 const ROLES: &[support::child::Role] = &[("test-run", fixture::test_run)];
 
 fn tests() -> Vec<libtest_mimic::Trial> {
-    [fixture::tests()].into_iter().flatten().collect()
+    [fixture::tests(), storage::tests()].into_iter().flatten().collect()
 }
 
 fn main() -> ExitCode {
