@@ -25,9 +25,10 @@ use crate::run::policy::{SaveMode, SavePolicy};
 use crate::run::saver::Saver;
 use crate::run::settings::Options;
 use crate::run::start::{InTheWay, Started, Starting};
+use crate::run::window;
 use crate::run::work::{HandlerWork, Work};
 use crate::start::StartAt;
-use crate::status::{Board, Status};
+use crate::status::{Board, State, Status};
 use crate::storage::{BoxFuture, CheckpointStorage, Save};
 use crate::subscription::Subscription;
 
@@ -350,20 +351,14 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
         status.saved = stored.as_ref().and_then(|record| record.position.clone());
         status.saved_at = stored.as_ref().and_then(|record| record.saved_at);
         let board = Arc::new(Board::new(status));
-        let recorded = stored.is_some();
+        let quiet_interval = settings.quiet_interval;
         let template = Save {
             pipeline: Some(pipeline),
             source: Some(source),
             ..Save::new(id.clone(), ownership.clone(), epoch, from.clone().unwrap_or(Checkpoint::Text("".into())))
         };
-        let saver = Saver::new(
-            self.inner.storage.clone(),
-            template,
-            settings.save_mode,
-            settings.quiet_interval,
-            stored,
-            recorded,
-        );
+        let saver =
+            Saver::new(self.inner.storage.clone(), template, settings.save_mode, settings.quiet_interval, stored);
         let deliver = Deliver {
             opening: Opening { id: id.clone(), model: self.inner.model.clone(), plan },
             id: id.clone(),
@@ -377,6 +372,17 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             opened: None,
             settings,
         };
+        if let Some(interval) = quiet_interval {
+            let look = window::warn_when_short(id.clone(), self.inner.model.clone(), interval);
+            // It ends with the run, whose handles and tasks hold the other ends of its status.
+            let mut status = board.subscribe();
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = look => {}
+                    _ = status.wait_for(|status| matches!(status.state, State::Stopped(_))) => {}
+                }
+            });
+        }
         let (commands, receiver) = mpsc::unbounded_channel();
         let subscription = Subscription::new(id, commands, board.subscribe());
         tokio::spawn(metrics::publish(board.subscribe()));

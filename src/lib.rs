@@ -50,6 +50,10 @@ pub use ids::{Epoch, Fence, InvalidId, Namespace, Owner, Ownership, Subscription
 pub use model::{
     Deployment, Fingerprint, Identity, Plan, Read, Reader, Reopening, Scope, SourceState, SubscriptionModel,
 };
+pub use mongo::{
+    ChangeStreamModel, ChangeStreamReader, FullDocument, FullDocumentBeforeChange, GlobalCheckpointSource,
+    MongoCheckpointStorage,
+};
 pub use reason::Reason;
 pub use run::policy::{SaveMode, SavePolicy};
 pub use run::settings::Options;

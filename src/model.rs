@@ -161,7 +161,8 @@ impl Fingerprint {
             // What cannot be written as BSON cannot be sent to a server either.
             hasher.update(stage.to_vec().unwrap_or_default());
         }
-        Self(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        let digit = |half: u8| char::from_digit(half.into(), 16).unwrap_or_default();
+        Self(hasher.finalize().iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect())
     }
 }
 

@@ -36,6 +36,7 @@ pub(super) struct Shared {
 }
 
 /// Everything a test can set and see.
+#[allow(clippy::struct_excessive_bools, reason = "they are independent switches")]
 #[derive(Debug)]
 pub(super) struct Script {
     pub(super) feed: Feed,
@@ -386,6 +387,7 @@ impl SubscriptionModel for MemoryModel {
             let message = "this model has no server, and only a server evaluates Filter::pipeline(..)".into();
             return Err(SubscribeError::Config { field: "filter", message });
         }
+        plan.filter.validate()?;
         if plan.filter.needs_full_document() && !self.shared.lock().full_document {
             return Err(SubscribeError::FilterNeedsFullDocument);
         }

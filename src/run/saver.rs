@@ -25,6 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Quiet writes that fail in a row before the status shows it.
 const QUIET_FAILURES: u32 = 3;
 
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own, and they go together in every way")]
 pub(crate) struct Saver<S> {
     storage: S,
     template: Save,
@@ -76,9 +77,9 @@ impl<S: CheckpointStorage> Saver<S> {
         mode: SaveMode,
         quiet: Option<Duration>,
         stored: Option<Record>,
-        recorded: bool,
     ) -> Self {
         let now = Instant::now();
+        let recorded = stored.is_some();
         let resumed = stored.and_then(|record| as_stored(&template, record));
         Self {
             storage,
@@ -178,12 +179,11 @@ impl<S: CheckpointStorage> Saver<S> {
         self.quiet.filter(|_| self.quiet_allowed).map(|interval| self.last_sent + interval)
     }
 
-    /// What to write next, why, and from when on.
-    fn next(&self, view: &View) -> Option<(Mark, Why, Instant)> {
+    /// What to write next, why, and from when on; one moment serves the whole decision.
+    fn next(&self, view: &View, now: Instant) -> Option<(Mark, Why, Instant)> {
         if self.frozen {
             return None;
         }
-        let now = Instant::now();
         let storable = self.outstanding(view);
         let requested = view.requested.as_ref().filter(|mark| self.is_ahead(mark));
         let retry_at = self.retry_at.unwrap_or(now);
@@ -213,7 +213,7 @@ impl<S: CheckpointStorage> Saver<S> {
     pub(crate) fn send(&mut self, desk: &Desk, board: &Board) -> Option<Instant> {
         let view = desk.view();
         let now = Instant::now();
-        let next = self.next(&view);
+        let next = self.next(&view, now);
         if let Some((_, Why::Wanted, _)) = next {
             let since = *self.wanted_since.get_or_insert(now);
             if now >= since + PATIENCE {

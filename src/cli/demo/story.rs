@@ -1,0 +1,62 @@
+//! What the demo prints: a few readable lines to stdout, and a progress bar where a terminal looks on.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// The storyteller.
+pub(super) struct Story {
+    terminal: bool,
+}
+
+#[allow(clippy::unused_self, reason = "who tells the story is handed down, so that nobody else prints")]
+impl Story {
+    pub(super) fn new() -> Self {
+        Self { terminal: std::io::stderr().is_terminal() }
+    }
+
+    pub(super) fn title(&self, text: &str) {
+        println!("{text}\n");
+    }
+
+    pub(super) fn act(&self, text: &str) {
+        println!("\n{text}");
+    }
+
+    /// One line of an act: what it is about, and the figures.
+    pub(super) fn line(&self, label: &str, text: &str) {
+        println!("  {label:<10} {text}");
+    }
+
+    pub(super) fn blank(&self) {
+        println!();
+    }
+
+    pub(super) fn end(&self, text: &str) {
+        println!("{text}");
+    }
+
+    /// A bar of a known length; nothing without a terminal.
+    pub(super) fn bar(&self, length: u64, text: &'static str) -> ProgressBar {
+        if !self.terminal {
+            return ProgressBar::hidden();
+        }
+        let style = ProgressStyle::with_template("  {msg:<10} {wide_bar} {pos}/{len}");
+        let bar = ProgressBar::new(length).with_message(text);
+        match style {
+            Ok(style) => bar.with_style(style),
+            Err(_) => bar,
+        }
+    }
+
+    /// A spinner for a wait of unknown length; nothing without a terminal.
+    pub(super) fn wait(&self, text: &'static str) -> ProgressBar {
+        if !self.terminal {
+            return ProgressBar::hidden();
+        }
+        let spinner = ProgressBar::new_spinner().with_message(text);
+        spinner.enable_steady_tick(Duration::from_millis(100));
+        spinner
+    }
+}
