@@ -384,3 +384,14 @@ async fn a_filter_that_changed_is_one_warning_and_the_record_names_the_one_that_
     world.subscriptions.subscribe(ID, world.seen.handler()).filter(inserts()).await.unwrap();
     assert_eq!(logs.lines("WARN", "has changed").len(), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_start_whose_time_is_over_while_it_asks_for_the_head_says_that_it_waits_for_it() {
+    let world = World::new();
+    world.storage.inner().put(left_at(&Checkpoint::Time(time(9))));
+    world.model.set_head(time(7));
+    let action = world.subscriptions.subscribe(ID, world.seen.handler()).start_timeout(Duration::from_secs(5));
+    let SubscribeError::TimedOut { last, .. } = action.await.unwrap_err() else { panic!("it is not refused yet") };
+    let said = "its present, 1700000000.7, has not reached 1700000000.9";
+    assert_eq!(last, Reason::SourceUnavailable { message: said.into() });
+}
