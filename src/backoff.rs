@@ -1,9 +1,10 @@
 //! Waiting longer after each failure. A value: it tells how long, the caller waits.
 
+use std::fmt;
 use std::time::Duration;
 
 /// Exponential backoff with full jitter: a random wait between zero and a bound that doubles up to a cap.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Backoff {
     first: Duration,
     cap: Duration,
@@ -36,6 +37,12 @@ impl Backoff {
     /// Begins anew after progress.
     pub fn reset(&mut self) {
         self.failures = 0;
+    }
+}
+
+impl fmt::Debug for Backoff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} to {:?}", self.first, self.cap)
     }
 }
 

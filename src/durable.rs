@@ -1,1 +1,386 @@
-//! durable
+//! The front door: `DurableSubscriptions` wraps a model and a storage, and its action starts subscriptions.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::IntoFuture;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::future::join_all;
+use tokio::sync::mpsc;
+
+use crate::checkpoint::Checkpoint;
+use crate::delivery::Delivery;
+use crate::error::{SubscribeError, SubscriptionError};
+use crate::filter::Filter;
+use crate::handler::Handler;
+use crate::ids::SubscriptionId;
+use crate::metrics;
+use crate::model::{Plan, SubscriptionModel};
+use crate::run::deliver::{Deliver, Signals};
+use crate::run::desk::Desk;
+use crate::run::durable::Run;
+use crate::run::open::Opening;
+use crate::run::policy::{SaveMode, SavePolicy};
+use crate::run::saver::Saver;
+use crate::run::settings::Options;
+use crate::run::start::{Started, Starting};
+use crate::run::work::{HandlerWork, Work};
+use crate::start::StartAt;
+use crate::status::{Board, Status};
+use crate::storage::{BoxFuture, CheckpointStorage, Save};
+use crate::subscription::Subscription;
+
+/// Durable subscriptions: a model that reads, a storage that keeps the checkpoints, and defaults for both.
+///
+/// A cheap clone; the clones share the running subscriptions. Dropping the last clone and the last
+/// [`Subscription`] of a run stops it, leaves the event in hand unsettled and warns: call
+/// [`shutdown_all`](Self::shutdown_all) first.
+pub struct DurableSubscriptions<M, S> {
+    inner: Arc<Inner<M, S>>,
+    options: Options,
+}
+
+struct Inner<M, S> {
+    model: M,
+    storage: S,
+    registry: Arc<Registry>,
+}
+
+impl<M, S> Clone for DurableSubscriptions<M, S> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), options: self.options.clone() }
+    }
+}
+
+impl<M, S> fmt::Debug for DurableSubscriptions<M, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DurableSubscriptions").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+/// The setters of [`Options`], for the wrapper's defaults and the action's overrides alike.
+macro_rules! option_setters {
+    () => {
+        /// Stores the position after every n settled events. Default: 1. After a kill, up to n events more come again.
+        /// Quiet saves, pause, shutdown and `drained` store every settled event, whatever n is.
+        pub fn save_every(mut self, events: u32) -> Self {
+            self.options.save = Some(SavePolicy::Every(events));
+            self
+        }
+
+        /// Stores the position when the predicate says so; it is asked once for each settled event, after the
+        /// handler. No write of any kind passes an event for which it said no, until it says yes for a later one.
+        pub fn save_when(mut self, accepts: impl Fn(&Delivery) -> bool + Send + Sync + 'static) -> Self {
+            self.options.save = Some(SavePolicy::When(Arc::new(accepts)));
+            self
+        }
+
+        /// Whether the next event waits for a wanted save. Default: [`SaveMode::WriteBehind`].
+        pub fn save_mode(mut self, mode: SaveMode) -> Self {
+            self.options.save_mode = Some(mode);
+            self
+        }
+
+        /// How often reads without events are stored. Default: 60 s. Without them a filter that matches nothing for
+        /// long loses its place in the oplog, though nothing was missed.
+        pub fn save_quiet_position_every(mut self, interval: Duration) -> Self {
+            self.options.quiet_interval = Some(Some(interval));
+            self
+        }
+
+        /// Stores positions of events alone. A subscription that is quiet for longer than the oplog reaches back then
+        /// ends with `HistoryLost` at its next start.
+        pub fn never_save_quiet_position(mut self) -> Self {
+            self.options.quiet_interval = Some(None);
+            self
+        }
+
+        /// Starts though no start position can be recorded, instead of refusing with `NoStartPosition`. Default:
+        /// false. The start is then taken from the opening reply; from a server that sends no time nothing is stored
+        /// until the first settled event is, and what changes before that is lost if the process ends before.
+        pub fn start_when_no_start_position_can_be_recorded(mut self, start: bool) -> Self {
+            self.options.start_when_no_start_position_can_be_recorded = Some(start);
+            self
+        }
+
+        /// How long `subscribe` retries what can heal before it gives up. Default: 60 s.
+        pub fn start_timeout(mut self, timeout: Duration) -> Self {
+            self.options.start_timeout = Some(timeout);
+            self
+        }
+
+        /// How long one call of the handler may take. Default: for ever, with a warning every minute. A call that
+        /// takes longer is a failed attempt: its future is dropped in the middle and the event is tried again.
+        pub fn handler_timeout(mut self, timeout: Duration) -> Self {
+            self.options.handler_timeout = Some(Some(timeout));
+            self
+        }
+
+        /// How long a pause or shutdown waits for the event in hand. Default: 30 s. Then its call is dropped, and the
+        /// event comes again.
+        pub fn shutdown_grace(mut self, grace: Duration) -> Self {
+            self.options.shutdown_grace = Some(grace);
+            self
+        }
+
+        /// The first and the longest wait between attempts of a failing handler; it doubles, with full jitter.
+        /// Default: 100 ms and 30 s.
+        pub fn retry_backoff(mut self, first: Duration, longest: Duration) -> Self {
+            self.options.retry_backoff = Some((first, longest));
+            self
+        }
+    };
+}
+
+impl<M, S> DurableSubscriptions<M, S> {
+    option_setters!();
+}
+
+impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
+    /// Subscriptions to what `model` reads, with their checkpoints in `storage`.
+    pub fn new(model: M, storage: S) -> Self {
+        let inner = Inner { model, storage, registry: Arc::default() };
+        Self { inner: Arc::new(inner), options: Options::default() }
+    }
+
+    /// A subscription named `id`, handled by `handler`; `.await` starts it.
+    ///
+    /// After a panic or a timeout the same handler goes on, its call dropped in the middle: if it must not, use
+    /// [`subscribe_with`](Self::subscribe_with).
+    pub fn subscribe<H: Handler + 'static>(&self, id: impl Into<String>, handler: H) -> Subscribe<M, S> {
+        self.action(id.into(), Box::new(move || Box::new(HandlerWork::of(handler))))
+    }
+
+    /// As [`subscribe`](Self::subscribe), with a fresh handler from the factory at the start, after a panic, after a
+    /// timeout, and after a call that was dropped.
+    pub fn subscribe_with<H: Handler + 'static>(
+        &self,
+        id: impl Into<String>,
+        factory: impl FnMut() -> H + Send + 'static,
+    ) -> Subscribe<M, S> {
+        self.action(id.into(), Box::new(move || Box::new(HandlerWork::made_by(factory))))
+    }
+
+    fn action(&self, id: String, work: MakeWork) -> Subscribe<M, S> {
+        Subscribe {
+            inner: self.inner.clone(),
+            options: self.options.clone(),
+            id,
+            work,
+            filter: Filter::default(),
+            start_at: StartAt::default(),
+        }
+    }
+
+    /// The running subscription of this id, if it runs here (paused and stalled ones do).
+    pub fn get(&self, id: &str) -> Option<Subscription> {
+        match self.inner.registry.slots().iter().find(|(known, _)| known.as_str() == id) {
+            Some((_, Slot::Running(subscription))) if !subscription.is_stopped() => Some(subscription.clone()),
+            _ => None,
+        }
+    }
+
+    /// Every subscription that runs here.
+    pub fn running(&self) -> Vec<Subscription> {
+        let mut running: Vec<Subscription> = self.inner.registry.slots().values().filter_map(Slot::running).collect();
+        running.sort_by(|a, b| a.id().cmp(b.id()));
+        running
+    }
+
+    /// Shuts down every subscription that runs here, all at once, and says what each answered.
+    ///
+    /// # Cancel safety
+    /// Dropped, the shutdowns go on.
+    pub async fn shutdown_all(&self) -> Vec<(SubscriptionId, Result<Option<Checkpoint>, SubscriptionError>)> {
+        let each = self.running().into_iter().map(|subscription| async move {
+            let answer = subscription.shutdown().await;
+            (subscription.id().clone(), answer)
+        });
+        join_all(each).await
+    }
+
+    /// The storage, for use by hand.
+    pub fn storage(&self) -> &S {
+        &self.inner.storage
+    }
+
+    /// The model.
+    pub fn model(&self) -> &M {
+        &self.inner.model
+    }
+}
+
+/// The ids in use here.
+#[derive(Default)]
+struct Registry {
+    slots: Mutex<HashMap<SubscriptionId, Slot>>,
+}
+
+enum Slot {
+    Starting,
+    Running(Subscription),
+}
+
+impl Slot {
+    fn running(&self) -> Option<Subscription> {
+        match self {
+            Self::Running(subscription) if !subscription.is_stopped() => Some(subscription.clone()),
+            _ => None,
+        }
+    }
+}
+
+impl Registry {
+    fn slots(&self) -> MutexGuard<'_, HashMap<SubscriptionId, Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the id, unless it is in use.
+    fn reserve(self: &Arc<Self>, id: &SubscriptionId) -> Result<Reserved, SubscribeError> {
+        let mut slots = self.slots();
+        match slots.get(id) {
+            Some(Slot::Running(subscription)) if subscription.is_stopped() => {}
+            None => {}
+            Some(_) => return Err(SubscribeError::AlreadyRunning { id: id.clone() }),
+        }
+        slots.insert(id.clone(), Slot::Starting);
+        Ok(Reserved { registry: self.clone(), id: id.clone(), kept: false })
+    }
+}
+
+/// An id taken by a start; a start that fails, or is dropped, frees it.
+struct Reserved {
+    registry: Arc<Registry>,
+    id: SubscriptionId,
+    kept: bool,
+}
+
+impl Reserved {
+    fn keep(mut self, subscription: Subscription) {
+        self.registry.slots().insert(self.id.clone(), Slot::Running(subscription));
+        self.kept = true;
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.registry.slots().remove(&self.id);
+        }
+    }
+}
+
+type MakeWork = Box<dyn FnOnce() -> Box<dyn Work> + Send>;
+
+/// A subscription to be: setters, then `.await`.
+///
+/// It returns when the cursor is open, the start recorded and the id claimed: every change sent after that is
+/// delivered. Dropped before, nothing is registered; a start that was recorded already stays recorded.
+///
+/// # Errors
+/// [`SubscribeError`]: what cannot heal at once, what can after `start_timeout`.
+#[must_use = "it starts when it is awaited"]
+pub struct Subscribe<M, S> {
+    inner: Arc<Inner<M, S>>,
+    options: Options,
+    id: String,
+    work: MakeWork,
+    filter: Filter,
+    start_at: StartAt,
+}
+
+impl<M, S> Subscribe<M, S> {
+    option_setters!();
+
+    /// Which events to read. Default: every one. An `invalidate` always gets through.
+    pub fn filter(mut self, filter: Filter) -> Self {
+        self.filter = filter;
+        self
+    }
+
+    /// Where to start. Default: at the stored checkpoint, or at the present for a new subscription.
+    pub fn start_at(mut self, start_at: StartAt) -> Self {
+        self.start_at = start_at;
+        self
+    }
+}
+
+impl<M, S> fmt::Debug for Subscribe<M, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subscribe").field("id", &self.id).field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl<M: SubscriptionModel, S: CheckpointStorage> IntoFuture for Subscribe<M, S> {
+    type Output = Result<Subscription, SubscribeError>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.start())
+    }
+}
+
+impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
+    async fn start(self) -> Result<Subscription, SubscribeError> {
+        let id = SubscriptionId::new(self.id)
+            .map_err(|error| SubscribeError::Config { field: "id", message: error.to_string() })?;
+        let settings = self.options.settings()?;
+        for warning in self.options.warnings(&settings) {
+            tracing::warn!(subscription = %id, "subscription {id}: {warning}");
+        }
+        let reserved = self.inner.registry.reserve(&id)?;
+        let described = self.options.describe(&settings);
+        let starting = Starting {
+            id: &id,
+            model: &self.inner.model,
+            storage: &self.inner.storage,
+            plan: Plan::new(self.filter),
+            start_at: &self.start_at,
+            settings: &settings,
+            described: &described,
+        };
+        let started = starting.run().await?;
+
+        let Started { reader, plan, ownership, epoch, from, stored, saved_at, pipeline, source, repeats_until } =
+            started;
+        let mut status = Status::new(id.clone(), ownership.fence);
+        status.position.clone_from(&from);
+        status.saved.clone_from(&stored);
+        status.saved_at = saved_at;
+        let board = Arc::new(Board::new(status));
+        let recorded = stored.is_some();
+        let template = Save {
+            pipeline: Some(pipeline),
+            source: Some(source),
+            ..Save::new(id.clone(), ownership.clone(), epoch, from.clone().unwrap_or(Checkpoint::Text("".into())))
+        };
+        let saver = Saver::new(
+            self.inner.storage.clone(),
+            template,
+            settings.save_mode,
+            settings.quiet_interval,
+            stored,
+            recorded,
+        );
+        let deliver = Deliver {
+            opening: Opening { id: id.clone(), model: self.inner.model.clone(), plan },
+            id: id.clone(),
+            ownership,
+            desk: Arc::new(Desk::new(from, settings.save.clone())),
+            board: board.clone(),
+            work: (self.work)(),
+            repeats_until,
+            taken: None,
+            signals: Signals::default(),
+            opened: None,
+            settings,
+        };
+        let (commands, receiver) = mpsc::unbounded_channel();
+        let subscription = Subscription::new(id, commands, board.subscribe());
+        tokio::spawn(metrics::publish(board.subscribe()));
+        tokio::spawn(Run::new(deliver, self.inner.storage.clone(), saver, receiver).run(reader));
+        reserved.keep(subscription.clone());
+        Ok(subscription)
+    }
+}

@@ -41,6 +41,7 @@ pub use mongodb;
 pub use backoff::Backoff;
 pub use checkpoint::{BadToken, Checkpoint, Kind, Token};
 pub use delivery::Delivery;
+pub use durable::{DurableSubscriptions, Subscribe};
 pub use error::{DecodeError, SourceError, StorageError, SubscribeError, SubscriptionError};
 pub use event::{ChangeEvent, Operation, SplitEvent, TruncatedArray, UpdateDescription};
 pub use filter::{Field, Filter};
@@ -49,9 +50,14 @@ pub use ids::{Epoch, Fence, InvalidId, Namespace, Owner, Ownership, Subscription
 pub use model::{
     Deployment, Fingerprint, Identity, Plan, Read, Reader, Reopening, Scope, SourceState, SubscriptionModel,
 };
+pub use mongo::MongoCheckpointStorage;
 pub use reason::Reason;
+pub use run::policy::{SaveMode, SavePolicy};
+pub use run::settings::Options;
 pub use start::{Start, StartAt};
+pub use status::{State, Status};
 pub use storage::{
     BoxFuture, CheckpointStorage, Claim, ClaimOutcome, DynCheckpointStorage, Record, Save, SaveOutcome, Source,
     StartPosition,
 };
+pub use subscription::Subscription;

@@ -1,1 +1,280 @@
-//! status
+//! What a run shows of itself: a snapshot on a watch channel, and the one place where its state is derived and logged.
+
+use std::time::Duration;
+
+use bson::DateTime;
+use serde::Serialize;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::checkpoint::Checkpoint;
+use crate::ids::{Fence, SubscriptionId};
+use crate::reason::Reason;
+
+/// What a subscription is doing.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum State {
+    /// Opening, for the first time or after a resume.
+    Starting,
+    /// Reading, behind the deployment's present.
+    CatchingUp,
+    /// The last reply ended at the end of the oplog, and the position read is at most 10 s behind the head (it
+    /// becomes `CatchingUp` again beyond 30 s).
+    CaughtUp,
+    /// Asked to pause; the cursor is closed.
+    Paused,
+    /// Holds its position and goes on by itself.
+    Retrying(Reason),
+    /// Needs a person: the cursor is closed, id and fence are kept, nothing is tried until `resume`.
+    Stalled(Reason),
+    /// Has ended; the id is free.
+    Stopped(Reason),
+}
+
+impl State {
+    /// The state's name, in snake case: for metrics and logs.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::CatchingUp => "catching_up",
+            Self::CaughtUp => "caught_up",
+            Self::Paused => "paused",
+            Self::Retrying(_) => "retrying",
+            Self::Stalled(_) => "stalled",
+            Self::Stopped(_) => "stopped",
+        }
+    }
+
+    /// Why it retries, has stalled or has stopped.
+    pub fn reason(&self) -> Option<&Reason> {
+        match self {
+            Self::Retrying(reason) | Self::Stalled(reason) | Self::Stopped(reason) => Some(reason),
+            _ => None,
+        }
+    }
+}
+
+/// A snapshot of a subscription. All counts are of this run, since `subscribe`.
+///
+/// events = delivered + in flight; delivered = settled + unsettled.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Status {
+    /// The subscription's id.
+    pub id: SubscriptionId,
+    /// What it is doing.
+    pub state: State,
+    /// The fence of the run.
+    pub fence: Fence,
+    /// The safe position: everything delivered up to it is settled.
+    pub position: Option<Checkpoint>,
+    /// When the last event was taken from the reader (this process's clock).
+    #[serde(serialize_with = "as_text")]
+    pub last_event_at: Option<DateTime>,
+    /// The deployment's majority time when last asked; it is asked every 10 s.
+    pub head: Option<Checkpoint>,
+    /// How far the safe position lies behind the head, to the second: the deployment's own times are compared.
+    pub lag: Option<Duration>,
+    /// The stored checkpoint.
+    pub saved: Option<Checkpoint>,
+    /// When it was stored, on the storage's clock.
+    #[serde(serialize_with = "as_text")]
+    pub saved_at: Option<DateTime>,
+    /// Since when the event in hand is with the handler, retries included (this process's clock).
+    #[serde(serialize_with = "as_text")]
+    pub in_hand_since: Option<DateTime>,
+    /// Events taken from the reader.
+    pub events: u64,
+    /// Events handed to the handler, each counted once however often it was tried.
+    pub delivered: u64,
+    /// Events settled.
+    pub settled: u64,
+    /// Deliveries that the handler may have seen in an earlier run.
+    pub replayed: u64,
+    /// How often the reader has reopened its cursor.
+    pub reconnects: u64,
+    /// Answered saves that stored something.
+    pub saves: u64,
+    /// Answered saves that found their position covered already.
+    pub not_ahead: u64,
+}
+
+#[allow(clippy::ref_option, reason = "serde's serialize_with passes the field by reference")]
+fn as_text<S: serde::Serializer>(at: &Option<DateTime>, serializer: S) -> Result<S::Ok, S::Error> {
+    at.map(|at| at.to_string()).serialize(serializer)
+}
+
+impl Status {
+    pub(crate) fn new(id: SubscriptionId, fence: Fence) -> Self {
+        Self {
+            id,
+            state: State::Starting,
+            fence,
+            position: None,
+            last_event_at: None,
+            head: None,
+            lag: None,
+            saved: None,
+            saved_at: None,
+            in_hand_since: None,
+            events: 0,
+            delivered: 0,
+            settled: 0,
+            replayed: 0,
+            reconnects: 0,
+            saves: 0,
+            not_ahead: 0,
+        }
+    }
+}
+
+/// How far `position` lies behind `head`, in whole seconds of cluster time.
+pub(crate) fn lag(position: &Checkpoint, head: &Checkpoint) -> Option<Duration> {
+    let (position, head) = (position.cluster_time()?, head.cluster_time()?);
+    Some(Duration::from_secs(u64::from(head.time.saturating_sub(position.time))))
+}
+
+/// Where a run is in its life, whatever retries go on inside it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Phase {
+    Starting,
+    Running,
+    Paused,
+    Stalled(Reason),
+    Stopped(Reason),
+}
+
+/// Everything the state is derived from.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Conditions {
+    pub(crate) phase: Phase,
+    pub(crate) handler: Option<Reason>,
+    pub(crate) storage: Option<Reason>,
+    pub(crate) source: Option<Reason>,
+    pub(crate) caught_up: bool,
+}
+
+impl Conditions {
+    /// The one state that says most about what a person would want to know.
+    fn state(&self) -> State {
+        let retrying = self.handler.as_ref().or(self.storage.as_ref()).or(self.source.as_ref());
+        match (&self.phase, retrying) {
+            (Phase::Stopped(reason), _) => State::Stopped(reason.clone()),
+            (Phase::Stalled(reason), _) => State::Stalled(reason.clone()),
+            (Phase::Paused, _) => State::Paused,
+            (Phase::Starting | Phase::Running, Some(reason)) => State::Retrying(reason.clone()),
+            (Phase::Starting, None) => State::Starting,
+            (Phase::Running, None) if self.caught_up => State::CaughtUp,
+            (Phase::Running, None) => State::CatchingUp,
+        }
+    }
+}
+
+/// The writing end of a status, shared by the tasks of a run.
+#[derive(Debug)]
+pub(crate) struct Board {
+    status: watch::Sender<Status>,
+    conditions: std::sync::Mutex<Conditions>,
+}
+
+impl Board {
+    pub(crate) fn new(status: Status) -> Self {
+        let conditions =
+            Conditions { phase: Phase::Starting, handler: None, storage: None, source: None, caught_up: false };
+        Self { status: watch::Sender::new(status), conditions: std::sync::Mutex::new(conditions) }
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+
+    pub(crate) fn snapshot(&self) -> Status {
+        self.status.borrow().clone()
+    }
+
+    pub(crate) fn lag(&self) -> Option<Duration> {
+        self.status.borrow().lag
+    }
+
+    /// Changes figures; the state stays.
+    pub(crate) fn count(&self, change: impl FnOnce(&mut Status)) {
+        self.status.send_modify(change);
+    }
+
+    /// Changes what the state is derived from; a state that changes by it is logged, one line each.
+    pub(crate) fn set(&self, change: impl FnOnce(&mut Conditions)) {
+        let mut conditions = self.conditions.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let before = conditions.clone();
+        change(&mut conditions);
+        if *conditions == before {
+            return;
+        }
+        let state = conditions.state();
+        self.status.send_if_modified(|status| {
+            if status.state == state {
+                return false;
+            }
+            log_change(status, &state);
+            status.state = state;
+            true
+        });
+    }
+}
+
+fn log_change(status: &Status, state: &State) {
+    let position = status.position.as_ref().map(ToString::to_string).unwrap_or_default();
+    let same_kind = status.state.name() == state.name()
+        && status.state.reason().map(Reason::name) == state.reason().map(Reason::name);
+    // A retry that goes on with other figures is no change; who retries logs it at its own pace.
+    if same_kind {
+        return;
+    }
+    let id = &status.id;
+    match state {
+        State::Retrying(reason) => {
+            warn!(subscription = %id, position, state = "retrying", reason = reason.name(), "subscription {id} is retrying: {reason}");
+        }
+        State::Stalled(reason) => {
+            tracing::error!(subscription = %id, position, state = "stalled", reason = reason.name(), "subscription {id} has stalled: {reason}");
+        }
+        State::Stopped(reason) if reason.exit_code() != 0 => {
+            tracing::error!(subscription = %id, position, state = "stopped", reason = reason.name(), "subscription {id} has stopped: {reason}");
+        }
+        State::Stopped(reason) => {
+            info!(subscription = %id, position, state = "stopped", reason = reason.name(), "subscription {id} has stopped: {reason}");
+        }
+        state => info!(subscription = %id, position, state = state.name(), "subscription {id} is {}", state.name()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_names_the_gravest_condition() {
+        let storage = Reason::StorageUnavailable { message: "x".into() };
+        let source = Reason::SourceUnavailable { message: "x".into() };
+        let mut conditions = Conditions {
+            phase: Phase::Running,
+            handler: None,
+            storage: Some(storage.clone()),
+            source: Some(source.clone()),
+            caught_up: true,
+        };
+        assert_eq!(conditions.state(), State::Retrying(storage));
+        conditions.storage = None;
+        assert_eq!(conditions.state(), State::Retrying(source));
+        conditions.phase = Phase::Paused;
+        assert_eq!(conditions.state(), State::Paused);
+        conditions.phase = Phase::Stalled(Reason::Deleted);
+        assert_eq!(conditions.state(), State::Stalled(Reason::Deleted));
+        conditions.phase = Phase::Running;
+        conditions.source = None;
+        assert_eq!(conditions.state(), State::CaughtUp);
+        conditions.caught_up = false;
+        assert_eq!(conditions.state(), State::CatchingUp);
+    }
+}

@@ -1,1 +1,155 @@
-//! subscription
+//! The handle of a running subscription.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::checkpoint::Checkpoint;
+use crate::error::SubscriptionError;
+use crate::ids::SubscriptionId;
+use crate::reason::Reason;
+use crate::run::durable::{Command, Reply};
+use crate::status::{State, Status};
+
+/// A running subscription. A cheap clone; dropping it changes nothing: the run belongs to the
+/// [`DurableSubscriptions`](crate::DurableSubscriptions) that made it.
+///
+/// Every method that asks something of the run is cancel-safe: dropped, the run still does what was asked.
+#[derive(Clone)]
+pub struct Subscription {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    id: SubscriptionId,
+    commands: mpsc::UnboundedSender<Command>,
+    status: watch::Receiver<Status>,
+}
+
+impl Subscription {
+    pub(crate) fn new(
+        id: SubscriptionId,
+        commands: mpsc::UnboundedSender<Command>,
+        status: watch::Receiver<Status>,
+    ) -> Self {
+        Self { inner: Arc::new(Inner { id, commands, status }) }
+    }
+
+    /// The subscription's id.
+    pub fn id(&self) -> &SubscriptionId {
+        &self.inner.id
+    }
+
+    /// How it fares now.
+    pub fn status(&self) -> Status {
+        self.inner.status.borrow().clone()
+    }
+
+    /// How it fares, on a watch channel: newer snapshots replace older ones.
+    pub fn watch(&self) -> watch::Receiver<Status> {
+        self.inner.status.clone()
+    }
+
+    /// Whether it has stopped.
+    pub fn is_stopped(&self) -> bool {
+        matches!(self.inner.status.borrow().state, State::Stopped(_))
+    }
+
+    /// Waits until the subscription stops, and says why.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping it.
+    pub async fn stopped(&self) -> Reason {
+        self.reason_of(|state| matches!(state, State::Stopped(_))).await
+    }
+
+    /// Takes the head of the source now, and returns when the safe position has reached it: every change that was
+    /// majority-committed at the call is settled then. Later writes do not delay it.
+    ///
+    /// # Errors
+    /// [`SubscriptionError::Ended`] when the run stalls or stops first; it waits while the run retries.
+    pub async fn caught_up(&self) -> Result<(), SubscriptionError> {
+        self.ask(Command::CaughtUp).await
+    }
+
+    /// Returns the stored checkpoint once everything read so far is settled, and stored as far as it may be.
+    ///
+    /// # Errors
+    /// [`SubscriptionError::Ended`] when the run stalls or stops first; it waits while the run retries.
+    pub async fn drained(&self) -> Result<Option<Checkpoint>, SubscriptionError> {
+        self.ask(Command::Drained).await
+    }
+
+    /// Hands out nothing more, waits for the event in hand (up to `shutdown_grace`; then its call is dropped and it
+    /// comes again), stores the storable position and closes the cursor. What was read ahead is dropped and read
+    /// again at [`resume`](Self::resume). A handler that blocks its thread is waited for without a limit.
+    ///
+    /// # Errors
+    /// [`SubscriptionError::NotSaved`] when the position could not be stored in time: the subscription is paused all
+    /// the same and goes on trying to store it. [`SubscriptionError::Ended`] when the run has stalled or stopped.
+    pub async fn pause(&self) -> Result<(), SubscriptionError> {
+        self.ask(Command::Pause).await
+    }
+
+    /// Reads on from the last settled position of this run, after a pause or a stall. It returns when the cursor is
+    /// open; while the source does not answer it waits, and the status says so.
+    ///
+    /// # Errors
+    /// [`SubscriptionError::Ended`] when the record is no longer this run's own, or the source refuses;
+    /// [`SubscriptionError::Storage`] when the record could not be read: nothing has changed then.
+    pub async fn resume(&self) -> Result<(), SubscriptionError> {
+        self.ask(Command::Resume).await
+    }
+
+    /// Stops as [`pause`](Self::pause) does, keeps the stored checkpoint and returns it; the id is free. The next
+    /// start goes on behind it and, if everything handed out was stored, repeats nothing.
+    ///
+    /// # Errors
+    /// [`SubscriptionError::NotSaved`] when the last position could not be stored within the grace, at least 10 s:
+    /// the run has stopped, and what lies behind the stored checkpoint comes again.
+    pub async fn shutdown(&self) -> Result<Option<Checkpoint>, SubscriptionError> {
+        match self.ask(Command::Shutdown).await {
+            Err(SubscriptionError::Ended { reason: Reason::Requested, .. }) => Ok(self.status().saved),
+            answer => answer,
+        }
+    }
+
+    /// Stops, waits for a write in flight to its end, and deletes the stored checkpoint if it is still the run's own.
+    ///
+    /// # Errors
+    /// [`SubscriptionError::Storage`] when the record could not be deleted, [`SubscriptionError::Ended`] when it is
+    /// another owner's: it is left then. The run has stopped in any case.
+    pub async fn cancel(&self) -> Result<(), SubscriptionError> {
+        self.ask(Command::Cancel).await
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, SubscriptionError> {
+        let (reply, answer) = oneshot::channel();
+        // A run that is gone drops the command, and with it the reply.
+        let _ = self.inner.commands.send(command(reply));
+        match answer.await {
+            Ok(answer) => answer,
+            Err(_) => {
+                let reason = self.reason_of(|state| matches!(state, State::Stopped(_) | State::Stalled(_))).await;
+                Err(SubscriptionError::Ended { id: self.inner.id.clone(), reason })
+            }
+        }
+    }
+
+    async fn reason_of(&self, wanted: impl Fn(&State) -> bool) -> Reason {
+        let mut status = self.inner.status.clone();
+        // A run whose runtime was shut down under it never says why it stopped.
+        let reason = status.wait_for(|status| wanted(&status.state)).await.ok().and_then(|s| s.state.reason().cloned());
+        reason.unwrap_or(Reason::Requested)
+    }
+}
+
+impl fmt::Debug for Subscription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subscription")
+            .field("id", &self.inner.id)
+            .field("state", &self.inner.status.borrow().state)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,5 +1,5 @@
-//! Backends without a server: a scripted model, for tests of handlers and of what runs them. It speaks no network,
-//! keeps nothing on disk and knows nothing of what runs it.
+//! Backends without a server: a scripted model and a storage of the process's own, for tests of handlers and of what
+//! runs them. They speak no network, keep nothing on disk and know nothing of what runs them.
 //!
 //! ```
 //! use mongosub::bson::doc;
@@ -11,11 +11,13 @@
 //! assert!(second.is_beyond(&first));
 //! ```
 
+mod checkpoint_storage;
 mod events;
 mod feed;
 mod model;
 mod reader;
 
+pub use checkpoint_storage::MemoryCheckpointStorage;
 pub use events::{MemoryEvent, delete, delivery, event, insert, replace, update};
 pub use model::MemoryModel;
 pub use reader::MemoryReader;

@@ -1,1 +1,17 @@
-//! Runs.
+//! A run: reads, hands out, keeps the position, shows how it fares. It knows the seams alone.
+
+pub(crate) mod core;
+pub(crate) mod deliver;
+pub(crate) mod desk;
+pub(crate) mod durable;
+pub(crate) mod identity;
+pub(crate) mod open;
+pub(crate) mod policy;
+pub(crate) mod progress;
+pub(crate) mod repeats;
+pub(crate) mod saver;
+pub(crate) mod settings;
+pub(crate) mod start;
+pub(crate) mod waiters;
+pub(crate) mod watchdog;
+pub(crate) mod work;

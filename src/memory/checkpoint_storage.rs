@@ -1,0 +1,152 @@
+//! Checkpoints in memory: the rules of a storage without a server, for tests and for subscriptions that need not
+//! outlive their process. It does no I/O and never fails.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bson::DateTime;
+use tokio::time::Instant;
+
+use crate::checkpoint::Kind;
+use crate::error::StorageError;
+use crate::ids::{Epoch, Fence, Ownership, SubscriptionId};
+use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Record, Save, SaveOutcome};
+
+/// What the clock of every storage shows when it is made: 2026-01-01T00:00:00Z.
+const BEGINNING: i64 = 1_767_225_600_000;
+
+/// Keeps checkpoints in memory. Clones share one store; it ends with the last of them, and every subscription in it
+/// then starts as if it were new.
+///
+/// Its clock begins at a fixed date and goes with tokio's, so that a test with a paused clock sees the same times, fences
+/// and epochs in every run.
+///
+/// ```
+/// use mongosub::memory::MemoryCheckpointStorage;
+/// use mongosub::{CheckpointStorage, Claim, SubscriptionId};
+///
+/// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+/// let storage = MemoryCheckpointStorage::new();
+/// storage.claim(&Claim::new(SubscriptionId::new("search_index_v3")?)).await?;
+/// assert_eq!(storage.list().await?, ["search_index_v3"]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct MemoryCheckpointStorage {
+    begun: Instant,
+    records: Arc<Mutex<Records>>,
+}
+
+#[derive(Debug, Default)]
+struct Records {
+    by_id: BTreeMap<SubscriptionId, Record>,
+    /// The last fence given for an id. It outlives the record, since a paused clock cannot tell two claims apart.
+    fences: BTreeMap<SubscriptionId, Fence>,
+}
+
+impl Default for MemoryCheckpointStorage {
+    fn default() -> Self {
+        Self { begun: Instant::now(), records: Arc::default() }
+    }
+}
+
+impl MemoryCheckpointStorage {
+    /// A storage with nothing in it.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn now(&self) -> i64 {
+        let passed = Instant::now().saturating_duration_since(self.begun).as_millis();
+        BEGINNING.saturating_add(i64::try_from(passed).unwrap_or(i64::MAX))
+    }
+
+    fn records(&self) -> MutexGuard<'_, Records> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CheckpointStorage for MemoryCheckpointStorage {
+    async fn read(&self, id: &SubscriptionId) -> Result<Option<Record>, StorageError> {
+        Ok(self.records().by_id.get(id).cloned())
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<ClaimOutcome, StorageError> {
+        let now = self.now();
+        let Records { by_id, fences } = &mut *self.records();
+        if let Some(expected) = &claim.expect {
+            let Some(record) = by_id.get(&claim.id) else { return Ok(ClaimOutcome::Gone) };
+            if record.ownership.as_ref() != Some(expected) {
+                let owner = record.ownership.as_ref().map(|ownership| ownership.owner.clone());
+                return Ok(if owner.as_ref() == Some(&claim.owner) {
+                    // This very claim was made before, and its answer was lost.
+                    ClaimOutcome::Claimed(record.clone())
+                } else {
+                    ClaimOutcome::Superseded { owner, since: record.claimed_at }
+                });
+            }
+        }
+        let record = by_id.entry(claim.id.clone()).or_insert_with(|| Record::empty(claim.id.clone()));
+        let fence = Fence(fences.get(&claim.id).map_or(now, |last| now.max(last.0 + 1)));
+        fences.insert(claim.id.clone(), fence);
+        record.ownership = Some(Ownership { fence, owner: claim.owner.clone() });
+        record.claimed_at = Some(DateTime::from_millis(now));
+        record.clean = false;
+        if let (None, Some(start)) = (&record.position, &claim.start) {
+            record.position = Some(start.position.clone());
+            record.kind = Some(Kind::Start);
+            record.epoch = Some(Epoch(record.epoch.map_or(now, |last| now.max(last.0 + 1))));
+            record.cluster_time = start.position.cluster_time();
+            record.saved_at = record.claimed_at;
+            record.pipeline.clone_from(&start.pipeline);
+            record.source.clone_from(&start.source);
+        }
+        Ok(ClaimOutcome::Claimed(record.clone()))
+    }
+
+    async fn save(&self, save: &Save) -> Result<SaveOutcome, StorageError> {
+        let now = DateTime::from_millis(self.now());
+        let by_id = &mut self.records().by_id;
+        let Some(record) = by_id.get_mut(&save.id) else { return Ok(SaveOutcome::Gone) };
+        if record.ownership.as_ref() != Some(&save.ownership) {
+            let owner = record.ownership.as_ref().map(|ownership| ownership.owner.clone());
+            return Ok(SaveOutcome::Superseded { owner, since: record.claimed_at });
+        }
+        if is_beyond(record, save) {
+            return Ok(SaveOutcome::NotAhead);
+        }
+        record.position = Some(save.position.clone());
+        record.kind = Some(save.kind);
+        record.epoch = Some(save.epoch);
+        record.cluster_time = save.position.cluster_time();
+        record.saved_at = Some(now);
+        record.pipeline.clone_from(&save.pipeline);
+        record.source.clone_from(&save.source);
+        record.clean = save.clean;
+        Ok(SaveOutcome::Saved { at: Some(now) })
+    }
+
+    async fn delete(&self, id: &SubscriptionId, owner: Option<&Ownership>) -> Result<bool, StorageError> {
+        let by_id = &mut self.records().by_id;
+        let may = by_id.get(id).is_some_and(|record| owner.is_none() || record.ownership.as_ref() == owner);
+        Ok(may && by_id.remove(id).is_some())
+    }
+
+    async fn list(&self) -> Result<Vec<String>, StorageError> {
+        Ok(self.records().by_id.keys().map(ToString::to_string).collect())
+    }
+}
+
+/// Whether what is stored lies beyond what is to be saved.
+fn is_beyond(record: &Record, save: &Save) -> bool {
+    match record.epoch {
+        Some(epoch) if epoch == save.epoch => record.position.as_ref().is_some_and(|stored| {
+            // Text has no order: any is an advance.
+            stored.position_cmp(&save.position).is_some_and(std::cmp::Ordering::is_gt)
+        }),
+        Some(epoch) => epoch > save.epoch,
+        None => false,
+    }
+}

@@ -1,0 +1,232 @@
+//! The parts a run looks after, and one step of doing so: save, watch, take in what the delivering and the source
+//! have to say. It decides nothing about the run's life; that is `durable`'s.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+
+use crate::checkpoint::Checkpoint;
+use crate::error::{SourceError, SubscriptionError};
+use crate::model::{SourceState, SubscriptionModel};
+use crate::reason::Reason;
+use crate::run::deliver::{Deliver, Ended, Signals};
+use crate::run::desk::Desk;
+use crate::run::durable::Reply;
+use crate::run::saver::{Lost, Saver};
+use crate::run::waiters::Waiters;
+use crate::run::watchdog::{Found, Watchdog};
+use crate::status::{self, Board, Phase};
+use crate::storage::CheckpointStorage;
+
+/// Caught up at most so far behind the head, and no longer beyond the second.
+const CAUGHT_UP: Duration = Duration::from_secs(10);
+const FALLEN_BEHIND: Duration = Duration::from_secs(30);
+/// How often `caught_up` asks for the head of a source that does not answer.
+const HEAD_AGAIN: Duration = Duration::from_millis(500);
+
+pub(crate) struct Core<M: SubscriptionModel, S> {
+    pub(crate) saver: Saver<S>,
+    pub(crate) watchdog: Watchdog<M, S>,
+    pub(crate) waiters: Waiters,
+    pub(crate) board: Arc<Board>,
+    pub(crate) desk: Arc<Desk>,
+    pub(crate) signals: Signals,
+    pub(crate) delivering: Option<JoinHandle<(Deliver<M>, Ended)>>,
+    /// The delivering while it rests: paused or stalled.
+    pub(crate) at_rest: Option<Deliver<M>>,
+    opened: mpsc::UnboundedReceiver<watch::Receiver<SourceState>>,
+    source: Option<watch::Receiver<SourceState>>,
+    source_state: SourceState,
+    /// Reconnects of the readers before this one.
+    reconnects_before: u64,
+    head_questions: JoinSet<(Reply<()>, Result<Checkpoint, SourceError>)>,
+}
+
+/// What a step found.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    Nothing,
+    Delivered(Ended),
+    Lost(Lost),
+}
+
+impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
+    pub(crate) fn new(mut deliver: Deliver<M>, storage: S, saver: Saver<S>) -> Self {
+        let (sender, opened) = mpsc::unbounded_channel();
+        deliver.opened = Some(sender);
+        let model = deliver.opening.model.clone();
+        Self {
+            saver,
+            watchdog: Watchdog::new(deliver.id.clone(), deliver.ownership.clone(), model, storage),
+            waiters: Waiters::new(deliver.id.clone()),
+            board: deliver.board.clone(),
+            desk: deliver.desk.clone(),
+            signals: deliver.signals.clone(),
+            delivering: None,
+            at_rest: Some(deliver),
+            opened,
+            source: None,
+            source_state: SourceState::default(),
+            reconnects_before: 0,
+            head_questions: JoinSet::new(),
+        }
+    }
+
+    /// Sets the delivering that rests to work: with an open reader, or to open one behind the last settled position.
+    pub(crate) fn set_to_work(&mut self, reader: Option<M::Reader>) {
+        let Some(mut deliver) = self.at_rest.take() else { return };
+        self.signals = Signals::default();
+        deliver.begin_again(self.signals.clone());
+        self.delivering = Some(tokio::spawn(deliver.run(reader)));
+    }
+
+    /// Asks for the head on behalf of a `caught_up`.
+    pub(crate) fn ask_head(&mut self, model: M, reply: Reply<()>) {
+        self.head_questions.spawn(async move {
+            loop {
+                match model.head().await {
+                    Err(error) if error.is_retryable() && !reply.is_closed() => tokio::time::sleep(HEAD_AGAIN).await,
+                    head => return (reply, head),
+                }
+            }
+        });
+    }
+
+    /// Nobody is to be answered any more but with this reason.
+    pub(crate) fn end_waiting(&mut self, reason: &Reason) {
+        // Dropped questions drop their replies, and the handles then read the reason from the status.
+        self.head_questions = JoinSet::new();
+        self.waiters.end(reason);
+    }
+
+    /// Does what is due, then waits for one thing to happen and takes it in.
+    ///
+    /// # Cancel safety
+    /// Nothing that happened is lost by dropping it.
+    pub(crate) async fn step(&mut self) -> Turn {
+        self.desk.watch(self.waiters.any() || self.saver.awaits_movement());
+        let save_at = self.saver.send(&self.desk, &self.board);
+        let view = self.desk.view();
+        let look_at = self.watchdog.look(self.saver.answered(), self.delivering.is_some(), view.in_hand.as_ref());
+        self.show_caught_up();
+        let wanted = self.waiters.wanted(&view, self.delivering.is_some(), self.saver.outstanding(&view));
+        self.waiters.check(&view, self.saver.stored(), &self.source_state);
+        if wanted.is_some_and(|wanted| self.waiters.any() && self.saver.hurry(wanted)) {
+            return Turn::Nothing;
+        }
+        let wake = save_at.map_or(look_at, |at| at.min(look_at));
+        self.happens(wake).await
+    }
+
+    async fn happens(&mut self, wake: Instant) -> Turn {
+        let delivered = async {
+            match &mut self.delivering {
+                Some(task) => task.await,
+                None => std::future::pending().await,
+            }
+        };
+        let source = async {
+            match &mut self.source {
+                Some(source) => source.changed().await.is_ok(),
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            outcome = self.saver.written() => match self.saver.take(outcome, &self.desk, &self.board) {
+                Ok(()) => Turn::Nothing,
+                Err(lost) => Turn::Lost(lost),
+            },
+            found = self.watchdog.found() => match found {
+                Found::Head(head) => {
+                    self.board.count(|status| {
+                        status.lag = status.position.as_ref().and_then(|at| status::lag(at, &head));
+                        status.head = Some(head);
+                    });
+                    Turn::Nothing
+                }
+                Found::Lost(reason) => Turn::Lost(Lost::Stop(reason)),
+                Found::Nothing => Turn::Nothing,
+            },
+            Some(source) = self.opened.recv() => {
+                self.source_state = source.borrow().clone();
+                self.source = Some(source);
+                self.show_source();
+                self.waiters.opened();
+                Turn::Nothing
+            }
+            open = source => {
+                if open {
+                    self.take_source_state();
+                } else {
+                    self.source_gone();
+                }
+                Turn::Nothing
+            }
+            delivered = delivered => {
+                self.delivering = None;
+                match delivered {
+                    Ok((deliver, ended)) => {
+                        self.at_rest = Some(deliver);
+                        Turn::Delivered(ended)
+                    }
+                    Err(error) => Turn::Delivered(Ended::Stopped(Reason::HandlerFailed {
+                        position: self.desk.safe().unwrap_or_else(|| Checkpoint::Text("".into())),
+                        attempts: 1,
+                        error: format!("the delivering task ended: {error}"),
+                    })),
+                }
+            }
+            Some(answer) = self.head_questions.join_next() => {
+                if let Ok((reply, head)) = answer {
+                    match head {
+                        Ok(head) => self.waiters.caught_up(head, reply),
+                        Err(source) => {
+                            let id = self.board.snapshot().id;
+                            // Who asked may have gone.
+                            let _ = reply.send(Err(SubscriptionError::Source { id, source }));
+                        }
+                    }
+                }
+                Turn::Nothing
+            }
+            () = self.desk.news() => Turn::Nothing,
+            () = tokio::time::sleep_until(wake) => Turn::Nothing,
+        }
+    }
+
+    fn take_source_state(&mut self) {
+        if let Some(source) = &mut self.source {
+            self.source_state = source.borrow_and_update().clone();
+            self.show_source();
+        }
+    }
+
+    fn source_gone(&mut self) {
+        self.reconnects_before += self.source_state.reconnects;
+        self.source = None;
+        self.source_state = SourceState::default();
+        // What a reader was reopening for ends with it; a new one being opened says so itself.
+    }
+
+    fn show_source(&mut self) {
+        let reason = self.source_state.reopening.as_ref().map(|reopening| reopening.reason.clone());
+        let reconnects = self.reconnects_before + self.source_state.reconnects;
+        self.board.set(|conditions| conditions.source = reason);
+        self.board.count(|status| status.reconnects = reconnects);
+    }
+
+    fn show_caught_up(&self) {
+        let at_end = self.source_state.at_end;
+        let lag = self.board.lag();
+        self.board.set(|conditions| {
+            let bound = if conditions.caught_up { FALLEN_BEHIND } else { CAUGHT_UP };
+            let near = lag.is_none_or(|lag| lag <= bound);
+            conditions.caught_up =
+                near && (at_end || conditions.caught_up) && matches!(conditions.phase, Phase::Running);
+        });
+    }
+}

@@ -1,0 +1,178 @@
+//! Where the deliver task and the saver's task meet: what is read, settled, storable and wanted, and whether the next
+//! event may be handed out. Data goes from deliver to saver; back comes only the gate.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::run::policy::{Policy, SavePolicy};
+use crate::run::progress::{Mark, Progress};
+
+#[derive(Debug)]
+pub(crate) struct Desk {
+    inner: Mutex<Inner>,
+    /// Wakes the saver's task: a save is asked for, or something it watches has moved.
+    news: Notify,
+    gate: watch::Sender<Gate>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    progress: Progress,
+    policy: Policy,
+    in_hand: Option<InHand>,
+    /// The last event handed out and not settled when it was given up: it comes again.
+    given_up: Option<Checkpoint>,
+    /// The saver wants to hear of every movement, not of asked-for saves alone.
+    watched: bool,
+    /// A request that the saver has not been woken for yet would be lost on it; one wake is enough for many.
+    told: bool,
+}
+
+/// The event that the handler has.
+#[derive(Debug, Clone)]
+pub(crate) struct InHand {
+    pub(crate) position: Checkpoint,
+    pub(crate) since: Instant,
+}
+
+/// What the saver tells the deliver task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Gate {
+    /// No event may be handed out until a save succeeds.
+    pub(crate) closed: bool,
+    /// The newest stored position of this run, by its number.
+    pub(crate) stored: u64,
+}
+
+/// What the saver sees at one moment.
+#[derive(Debug, Clone)]
+pub(crate) struct View {
+    pub(crate) safe: Option<Mark>,
+    pub(crate) storable: Option<Mark>,
+    pub(crate) requested: Option<Mark>,
+    pub(crate) last_read: u64,
+    pub(crate) all_settled: bool,
+    pub(crate) in_hand: Option<InHand>,
+}
+
+impl Desk {
+    pub(crate) fn new(start: Option<Checkpoint>, save: SavePolicy) -> Self {
+        let progress = Progress::new(start);
+        let policy = Policy::new(save, progress.safe().cloned());
+        let inner = Inner { progress, policy, in_hand: None, given_up: None, watched: false, told: false };
+        Self { inner: Mutex::new(inner), news: Notify::new(), gate: watch::Sender::new(Gate::default()) }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // Called by the deliver task.
+
+    /// An event was read; the number it settles under.
+    pub(crate) fn read_event(&self, position: Checkpoint, kind: Kind) -> u64 {
+        self.inner().progress.event(position, kind)
+    }
+
+    pub(crate) fn read_quiet(&self, position: Checkpoint) {
+        let mut inner = self.inner();
+        inner.progress.quiet(position);
+        if inner.progress.all_settled()
+            && let Some(safe) = inner.progress.safe().cloned()
+        {
+            inner.policy.quiet(&safe);
+        }
+        self.tell(inner, false);
+    }
+
+    pub(crate) fn hand_out(&self, position: Checkpoint) {
+        self.inner().in_hand = Some(InHand { position, since: Instant::now() });
+    }
+
+    /// The event in hand is settled. Answers the number of the position a save was asked for, if one was.
+    pub(crate) fn settle(&self, seq: u64, accepted: bool) -> Option<u64> {
+        let mut inner = self.inner();
+        inner.in_hand = None;
+        inner.given_up = None;
+        inner.progress.settle(seq);
+        let safe = inner.progress.safe().cloned()?;
+        let asked = inner.policy.settled(&safe, accepted);
+        self.tell(inner, asked);
+        asked.then_some(safe.seq)
+    }
+
+    /// The reader is closed: what is not settled will be read again.
+    pub(crate) fn abandon(&self) {
+        let mut inner = self.inner();
+        if let Some(in_hand) = inner.in_hand.take() {
+            inner.given_up = Some(in_hand.position);
+        }
+        inner.progress.abandon();
+        self.tell(inner, false);
+    }
+
+    /// The event handed out and given up unsettled, which comes again.
+    pub(crate) fn given_up(&self) -> Option<Checkpoint> {
+        self.inner().given_up.clone()
+    }
+
+    /// The last settled position.
+    pub(crate) fn safe(&self) -> Option<Checkpoint> {
+        self.inner().progress.safe().map(|mark| mark.position.clone())
+    }
+
+    pub(crate) fn gate(&self) -> watch::Receiver<Gate> {
+        self.gate.subscribe()
+    }
+
+    fn tell(&self, mut inner: MutexGuard<'_, Inner>, asked: bool) {
+        if inner.watched || (asked && !inner.told) {
+            inner.told = true;
+            drop(inner);
+            self.news.notify_one();
+        }
+    }
+
+    // Called by the saver's task.
+
+    pub(crate) fn view(&self) -> View {
+        let mut inner = self.inner();
+        inner.told = false;
+        View {
+            safe: inner.progress.safe().cloned(),
+            storable: inner.policy.storable().cloned(),
+            requested: inner.policy.requested().cloned(),
+            last_read: inner.progress.last_read(),
+            all_settled: inner.progress.all_settled(),
+            in_hand: inner.in_hand.clone(),
+        }
+    }
+
+    /// Whether every movement is to be told from now on.
+    pub(crate) fn watch(&self, every: bool) {
+        self.inner().watched = every;
+    }
+
+    pub(crate) fn sent(&self, events: u64) {
+        self.inner().policy.sent(events);
+    }
+
+    pub(crate) fn open_gate(&self, stored: u64) {
+        self.gate.send_replace(Gate { closed: false, stored });
+    }
+
+    pub(crate) fn close_gate(&self) {
+        self.gate.send_if_modified(|gate| !std::mem::replace(&mut gate.closed, true));
+    }
+
+    /// Completes when something has changed since the last call.
+    ///
+    /// # Cancel safety
+    /// No news is lost by dropping it.
+    pub(crate) async fn news(&self) {
+        self.news.notified().await;
+    }
+}

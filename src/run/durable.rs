@@ -1,0 +1,361 @@
+//! The life of a run: what its handle asks, and how it pauses, stalls and stops. It ends when it is told to, when it is
+//! no longer the owner, when the feed ends, or when nobody holds its handle any more.
+
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tracing::{error, warn};
+
+use crate::checkpoint::Checkpoint;
+use crate::error::{StorageError, SubscriptionError};
+use crate::ids::{Ownership, SubscriptionId};
+use crate::model::SubscriptionModel;
+use crate::reason::Reason;
+use crate::run::core::{Core, Turn};
+use crate::run::deliver::{Deliver, Ended};
+use crate::run::saver::{Lost, Saver};
+use crate::run::watchdog::still_own;
+use crate::status::{Phase, State};
+use crate::storage::CheckpointStorage;
+
+/// The last save of a pause or shutdown gets what is left of the grace, and at least this. So long, too, may the
+/// record's deletion by a cancel and the look at it by a resume take.
+const LAST_SAVE: Duration = Duration::from_secs(10);
+/// A handler that blocks its thread cannot be dropped: its task is left behind when it has not ended after this.
+const LEFT_BEHIND: Duration = Duration::from_secs(1);
+
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, SubscriptionError>>;
+
+/// What a handle can ask of its run.
+pub(crate) enum Command {
+    Pause(Reply<()>),
+    Resume(Reply<()>),
+    Shutdown(Reply<Option<Checkpoint>>),
+    Cancel(Reply<()>),
+    Drained(Reply<Option<Checkpoint>>),
+    CaughtUp(Reply<()>),
+}
+
+/// A run's own task.
+pub(crate) struct Run<M: SubscriptionModel, S> {
+    id: SubscriptionId,
+    ownership: Ownership,
+    model: M,
+    storage: S,
+    grace: Duration,
+    core: Core<M, S>,
+    commands: mpsc::UnboundedReceiver<Command>,
+}
+
+/// Where a winding down leads.
+#[derive(Debug, Clone, PartialEq)]
+enum Goal {
+    Pause,
+    Stall(Reason),
+    Stop(Reason),
+    Cancel,
+}
+
+impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
+    pub(crate) fn new(
+        deliver: Deliver<M>,
+        storage: S,
+        saver: Saver<S>,
+        commands: mpsc::UnboundedReceiver<Command>,
+    ) -> Self {
+        Self {
+            id: deliver.id.clone(),
+            ownership: deliver.ownership.clone(),
+            model: deliver.opening.model.clone(),
+            storage: storage.clone(),
+            grace: deliver.settings.shutdown_grace,
+            core: Core::new(deliver, storage, saver),
+            commands,
+        }
+    }
+
+    /// Delivers from an open reader until the end of the run.
+    pub(crate) async fn run(mut self, reader: M::Reader) {
+        self.core.set_to_work(Some(reader));
+        let reason = loop {
+            tokio::select! {
+                biased;
+                command = self.commands.recv() => match command {
+                    None => return self.let_go(),
+                    Some(command) => if let Some(reason) = self.obey(command).await { break reason },
+                },
+                turn = self.core.step() => {
+                    let goal = match turn {
+                        Turn::Nothing | Turn::Delivered(Ended::Asked) => continue,
+                        Turn::Delivered(Ended::Stalled(reason)) => Goal::Stall(reason),
+                        Turn::Delivered(Ended::Stopped(reason)) => Goal::Stop(reason),
+                        Turn::Lost(lost) => self.lost(lost),
+                    };
+                    if let Some(reason) = self.reach(goal).await { break reason }
+                }
+            }
+        };
+        self.end(&reason);
+    }
+
+    /// Does what the handle asks. Answers the reason when the run ends by it.
+    async fn obey(&mut self, command: Command) -> Option<Reason> {
+        let stalled = match self.core.board.snapshot().state {
+            State::Stalled(reason) => Some(self.ended(reason)),
+            _ => None,
+        };
+        // Who asked may have gone; then nobody needs the answer. The same holds for every reply below.
+        match command {
+            Command::Pause(reply) => {
+                if let Some(error) = stalled {
+                    let _ = reply.send(Err(error));
+                    return None;
+                }
+                let ended = self.reach(Goal::Pause).await;
+                let _ = reply.send(self.verdict(ended.as_ref()).map(|_| ()));
+                ended
+            }
+            Command::Resume(reply) => self.resume(reply).await,
+            Command::Shutdown(reply) => {
+                let ended = self.reach(Goal::Stop(Reason::Requested)).await;
+                let _ = reply.send(self.verdict(ended.as_ref()));
+                ended
+            }
+            Command::Cancel(reply) => {
+                let ended = self.reach(Goal::Cancel).await;
+                let deleted = match &ended {
+                    Some(Reason::Requested) => self.delete().await,
+                    _ => self.verdict(ended.as_ref()).map(|_| ()),
+                };
+                let _ = reply.send(deleted);
+                ended
+            }
+            Command::Drained(reply) => {
+                match stalled {
+                    Some(error) => drop(reply.send(Err(error))),
+                    None => self.core.waiters.drained(self.core.desk.view().last_read, reply),
+                }
+                None
+            }
+            Command::CaughtUp(reply) => {
+                match stalled {
+                    Some(error) => drop(reply.send(Err(error))),
+                    None => self.core.ask_head(self.model.clone(), reply),
+                }
+                None
+            }
+        }
+    }
+
+    /// Reads on from the last settled position, if the record is still the run's own.
+    async fn resume(&mut self, reply: Reply<()>) -> Option<Reason> {
+        if self.core.delivering.is_some() {
+            let _ = reply.send(Ok(()));
+            return None;
+        }
+        let read = tokio::time::timeout(LAST_SAVE, self.storage.read(&self.id)).await;
+        let record = match read.unwrap_or_else(|_| Err(no_answer())) {
+            Ok(record) => record,
+            Err(source) => {
+                let _ = reply.send(Err(SubscriptionError::Storage { id: self.id.clone(), source }));
+                return None;
+            }
+        };
+        if let Some(reason) = still_own(record.as_ref(), &self.ownership) {
+            let _ = reply.send(Err(self.ended(reason.clone())));
+            self.core.saver.freeze();
+            return self.reach(Goal::Stop(reason)).await;
+        }
+        self.core.saver.thaw();
+        self.core.board.set(|conditions| conditions.phase = Phase::Starting);
+        self.core.waiters.resumed(reply);
+        self.core.set_to_work(None);
+        None
+    }
+
+    /// Brings the run to rest and to its goal. Answers the reason when the run ends there.
+    async fn reach(&mut self, goal: Goal) -> Option<Reason> {
+        if let Goal::Stall(reason) = &goal {
+            // At once: the last save may take its time, and what waits for movement would wait in vain.
+            self.core.board.set(|conditions| conditions.phase = Phase::Stalled(reason.clone()));
+            self.core.end_waiting(reason);
+        }
+        let grace_ends = Instant::now() + self.grace;
+        let goal = self.stop_delivering(goal, grace_ends).await;
+        let goal = self.last_save(goal, grace_ends).await;
+        match goal {
+            Goal::Pause => {
+                self.core.board.set(|conditions| conditions.phase = Phase::Paused);
+                None
+            }
+            Goal::Stall(reason) => {
+                self.core.end_waiting(&reason);
+                self.core.board.set(|conditions| conditions.phase = Phase::Stalled(reason));
+                None
+            }
+            Goal::Stop(reason) => Some(reason),
+            Goal::Cancel => Some(Reason::Requested),
+        }
+    }
+
+    /// Asks the delivering to stop, waits for the event in hand, abandons it when the grace is over.
+    async fn stop_delivering(&mut self, mut goal: Goal, grace_ends: Instant) -> Goal {
+        self.core.signals.stop.cancel();
+        let mut deadline = Some(grace_ends);
+        while self.core.delivering.is_some() {
+            let Some(turn) = self.step_until(deadline).await else {
+                if !self.core.signals.abandon.is_cancelled() {
+                    self.warn_abandoned();
+                    self.core.signals.abandon.cancel();
+                    // A paused run needs its handler back, so a pause waits for one that blocks its thread.
+                    deadline = (goal != Goal::Pause).then(|| Instant::now() + LEFT_BEHIND);
+                } else if let Some(task) = self.core.delivering.take() {
+                    task.abort();
+                }
+                continue;
+            };
+            match turn {
+                Turn::Nothing | Turn::Delivered(Ended::Asked | Ended::Stalled(_)) => {}
+                // A feed that has ended cannot be paused.
+                Turn::Delivered(Ended::Stopped(reason)) if goal == Goal::Pause => goal = Goal::Stop(reason),
+                Turn::Delivered(Ended::Stopped(_)) => {}
+                Turn::Lost(lost) => goal = self.lost(lost),
+            }
+        }
+        goal
+    }
+
+    /// Stores everything storable, with what is left of the grace and at least ten seconds.
+    async fn last_save(&mut self, goal: Goal, grace_ends: Instant) -> Goal {
+        let deadline = grace_ends.max(Instant::now() + LAST_SAVE);
+        if goal == Goal::Cancel {
+            // The write in flight is awaited to its end, and nothing is written behind it.
+            self.core.saver.freeze();
+        } else {
+            if let Some(mark) = self.core.desk.view().storable {
+                self.core.saver.hurry(mark.seq);
+            }
+            if let Goal::Stop(_) = goal {
+                self.mark_clean();
+            }
+        }
+        loop {
+            let view = self.core.desk.view();
+            if self.core.saver.is_done(&view) {
+                return goal;
+            }
+            let deadline = (goal != Goal::Cancel).then_some(deadline);
+            match self.step_until(deadline).await {
+                None => return goal,
+                Some(Turn::Lost(lost)) => return if goal == Goal::Cancel { goal } else { self.lost(lost) },
+                Some(Turn::Nothing | Turn::Delivered(_)) => {}
+            }
+        }
+    }
+
+    /// The record may say that nothing is to be repeated: everything handed out is settled, and storable.
+    fn mark_clean(&mut self) {
+        let view = self.core.desk.view();
+        let storable = view.storable.as_ref().map(|mark| mark.seq);
+        if self.core.desk.given_up().is_none() && storable == view.safe.as_ref().map(|mark| mark.seq) {
+            self.core.saver.mark_clean();
+        }
+    }
+
+    async fn step_until(&mut self, deadline: Option<Instant>) -> Option<Turn> {
+        match deadline {
+            Some(deadline) => tokio::time::timeout_at(deadline, self.core.step()).await.ok(),
+            None => Some(self.core.step().await),
+        }
+    }
+
+    /// Nothing more can be saved.
+    fn lost(&mut self, lost: Lost) -> Goal {
+        self.core.saver.freeze();
+        match lost {
+            Lost::Stop(reason) => Goal::Stop(reason),
+            Lost::Stall(reason) => Goal::Stall(reason),
+        }
+    }
+
+    /// Deletes the record, if it is still the run's own.
+    async fn delete(&mut self) -> Result<(), SubscriptionError> {
+        let id = self.id.clone();
+        let storage = |source| SubscriptionError::Storage { id: id.clone(), source };
+        let in_time = |result| tokio::time::timeout(LAST_SAVE, result);
+        let deleted = in_time(self.storage.delete(&self.id, Some(&self.ownership))).await;
+        if deleted.unwrap_or_else(|_| Err(no_answer())).map_err(storage)? {
+            return Ok(());
+        }
+        let record = tokio::time::timeout(LAST_SAVE, self.storage.read(&self.id)).await;
+        let record = record.unwrap_or_else(|_| Err(no_answer())).map_err(storage)?;
+        match still_own(record.as_ref(), &self.ownership) {
+            None | Some(Reason::Deleted) => Ok(()),
+            Some(reason) => Err(self.ended(reason)),
+        }
+    }
+
+    /// What a pause or shutdown answers: the stored checkpoint, or why it is not what it should be.
+    fn verdict(&self, ended: Option<&Reason>) -> Result<Option<Checkpoint>, SubscriptionError> {
+        match (ended, self.core.board.snapshot().state) {
+            (Some(reason), _) if *reason != Reason::Requested => return Err(self.ended(reason.clone())),
+            (None, State::Stalled(reason)) => return Err(self.ended(reason)),
+            _ => {}
+        }
+        let view = self.core.desk.view();
+        match self.core.saver.outstanding(&view) {
+            Some(mark) => {
+                let last = self.core.saver.last_error().cloned().unwrap_or_else(|| no_answer().reason());
+                let error = SubscriptionError::NotSaved { id: self.id.clone(), position: mark.position.clone(), last };
+                Err(error)
+            }
+            None => Ok(self.core.saver.stored().map(|mark| mark.position.clone())),
+        }
+    }
+
+    fn ended(&self, reason: Reason) -> SubscriptionError {
+        SubscriptionError::Ended { id: self.id.clone(), reason }
+    }
+
+    /// The end: whoever still asks is answered with the reason.
+    fn end(mut self, reason: &Reason) {
+        let view = self.core.desk.view();
+        if let Some(mark) = self.core.saver.outstanding(&view).filter(|_| !self.core.saver.is_frozen()) {
+            let (id, position) = (&self.id, &mark.position);
+            error!(subscription = %id, %position, "subscription {id} ends without having stored {position}; what lies behind the stored checkpoint comes again");
+        }
+        self.core.end_waiting(reason);
+        self.core.board.set(|conditions| conditions.phase = Phase::Stopped(reason.clone()));
+        // Dropping the commands that are left makes their handles read the reason from the status.
+        self.commands.close();
+    }
+
+    /// Every handle was dropped without a shutdown.
+    fn let_go(self) {
+        let id = &self.id;
+        warn!(
+            subscription = %id,
+            "subscription {id} was dropped while it ran: it stops reading, and an event in hand comes again; call shutdown() first"
+        );
+        self.core.signals.stop.cancel();
+        self.core.signals.abandon.cancel();
+        if let Some(task) = &self.core.delivering {
+            task.abort();
+        }
+        self.end(&Reason::Requested);
+    }
+
+    fn warn_abandoned(&self) {
+        let position = self.core.desk.view().in_hand.map(|hand| hand.position.to_string()).unwrap_or_default();
+        let (id, seconds) = (&self.id, self.grace.as_secs());
+        warn!(
+            subscription = %id, position, seconds,
+            "the handler of subscription {id} did not finish the event at {position} within {seconds} s: it is dropped, and the event comes again"
+        );
+    }
+}
+
+fn no_answer() -> StorageError {
+    StorageError::Unavailable { message: format!("no answer within {} s", LAST_SAVE.as_secs()) }
+}

@@ -1,0 +1,354 @@
+//! Holds the newest position that is to be stored and writes it: one write in flight, forward only. It knows the
+//! storage's seam and the clock, not the handler: a failing write is retried alone.
+
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use crate::backoff::Backoff;
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::error::StorageError;
+use crate::reason::Reason;
+use crate::run::desk::{Desk, View};
+use crate::run::policy::SaveMode;
+use crate::run::progress::Mark;
+use crate::run::repeats::Repeats;
+use crate::status::Board;
+use crate::storage::{CheckpointStorage, Save, SaveOutcome};
+
+/// Between two writes of [`SaveMode::WriteBehind`].
+const SPACING: Duration = Duration::from_millis(10);
+/// How long a wanted save may fail before no further event is handed out.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Quiet writes that fail in a row before the status shows it.
+const QUIET_FAILURES: u32 = 3;
+
+pub(crate) struct Saver<S> {
+    storage: S,
+    template: Save,
+    mode: SaveMode,
+    quiet: Option<Duration>,
+    /// The stored position as far as this run knows it.
+    stored: Option<Mark>,
+    in_flight: Option<Write>,
+    /// Everything storable is wanted at once until this position is stored: pause, shutdown, drained.
+    urgent: Option<u64>,
+    frozen: bool,
+    /// Once more the stored position, with the note that the run ended cleanly.
+    clean: bool,
+    /// With a start that could not, or was not to be, recorded: nothing is stored before an event is.
+    recorded: bool,
+    /// Quiet writes wait until the save policy has stored an event, for the same starts.
+    quiet_allowed: bool,
+    last_sent: Instant,
+    last_write: Option<Instant>,
+    answered: Instant,
+    wanted_since: Option<Instant>,
+    retry_at: Option<Instant>,
+    backoff: Backoff,
+    quiet_failures: u32,
+    last_error: Option<Reason>,
+    repeats: Repeats,
+}
+
+struct Write {
+    mark: Mark,
+    why: Why,
+    clean: bool,
+    task: JoinHandle<Result<SaveOutcome, StorageError>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    Wanted,
+    Quiet,
+    Clean,
+}
+
+impl<S: CheckpointStorage> Saver<S> {
+    pub(crate) fn new(
+        storage: S,
+        template: Save,
+        mode: SaveMode,
+        quiet: Option<Duration>,
+        stored: Option<Checkpoint>,
+        recorded: bool,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            storage,
+            template,
+            mode,
+            quiet,
+            stored: stored.map(Mark::start),
+            in_flight: None,
+            urgent: None,
+            frozen: false,
+            clean: false,
+            recorded,
+            quiet_allowed: recorded,
+            last_sent: now,
+            last_write: None,
+            answered: now,
+            wanted_since: None,
+            retry_at: None,
+            backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(10)),
+            quiet_failures: 0,
+            last_error: None,
+            repeats: Repeats::default(),
+        }
+    }
+
+    pub(crate) fn stored(&self) -> Option<&Mark> {
+        self.stored.as_ref()
+    }
+
+    /// When a save was last answered: the proof that the record is still the run's own.
+    pub(crate) fn answered(&self) -> Instant {
+        self.answered
+    }
+
+    pub(crate) fn last_error(&self) -> Option<&Reason> {
+        self.last_error.as_ref()
+    }
+
+    fn is_writing(&self) -> bool {
+        self.in_flight.is_some()
+    }
+
+    /// The position that is still to be stored for `view`, as far as it may be.
+    pub(crate) fn outstanding<'v>(&self, view: &'v View) -> Option<&'v Mark> {
+        view.storable.as_ref().filter(|mark| self.is_ahead(mark) && (self.recorded || mark.events > 0))
+    }
+
+    /// Everything storable is wanted now, until the position with this number is stored. Answers whether that is news.
+    pub(crate) fn hurry(&mut self, up_to: u64) -> bool {
+        if self.urgent.is_some_and(|urgent| urgent >= up_to) {
+            return false;
+        }
+        self.urgent = Some(up_to);
+        self.retry_at = None;
+        true
+    }
+
+    /// Nothing is written any more, but what is in flight goes on.
+    pub(crate) fn freeze(&mut self) {
+        self.frozen = true;
+    }
+
+    pub(crate) fn thaw(&mut self) {
+        self.frozen = false;
+        self.retry_at = None;
+    }
+
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen
+    }
+
+    /// Whether a quiet write is due as soon as the storable position moves.
+    pub(crate) fn awaits_movement(&self) -> bool {
+        !self.frozen && self.quiet_at().is_some_and(|at| at <= Instant::now())
+    }
+
+    /// The run ends with everything it delivered stored: the record shall say so.
+    pub(crate) fn mark_clean(&mut self) {
+        self.clean = true;
+    }
+
+    /// Whether nothing is left to write of what was asked for.
+    pub(crate) fn is_done(&self, view: &View) -> bool {
+        !self.is_writing() && (self.frozen || self.has_no_more(view))
+    }
+
+    fn has_no_more(&self, view: &View) -> bool {
+        self.outstanding(view).is_none() && !(self.clean && self.stored.is_some())
+    }
+
+    fn is_ahead(&self, mark: &Mark) -> bool {
+        self.stored.as_ref().is_none_or(|stored| mark.seq > stored.seq)
+    }
+
+    fn quiet_at(&self) -> Option<Instant> {
+        self.quiet.filter(|_| self.quiet_allowed).map(|interval| self.last_sent + interval)
+    }
+
+    /// What to write next, why, and from when on.
+    fn next(&self, view: &View) -> Option<(Mark, Why, Instant)> {
+        if self.frozen {
+            return None;
+        }
+        let now = Instant::now();
+        let storable = self.outstanding(view);
+        let requested = view.requested.as_ref().filter(|mark| self.is_ahead(mark));
+        let retry_at = self.retry_at.unwrap_or(now);
+        if self.urgent.is_some()
+            && let Some(mark) = storable
+        {
+            return Some((mark.clone(), Why::Wanted, retry_at));
+        }
+        let quiet = storable.and_then(|mark| Some((mark, self.quiet_at()?)));
+        if let Some(mark) = requested {
+            let spaced = match (self.mode, self.last_write) {
+                (SaveMode::WriteBehind, Some(last)) => last + SPACING,
+                _ => now,
+            };
+            // A quiet position that is due replaces the event's, and the write stays wanted.
+            let mark = quiet.filter(|(_, at)| *at <= now).map_or(mark, |(mark, _)| mark);
+            return Some((mark.clone(), Why::Wanted, spaced.max(retry_at)));
+        }
+        if let Some((mark, at)) = quiet {
+            return Some((mark.clone(), Why::Quiet, at));
+        }
+        let stored = self.stored.as_ref().filter(|_| self.clean)?;
+        Some((stored.clone(), Why::Clean, retry_at))
+    }
+
+    /// Sends the next write if its time has come. Answers when to ask again.
+    pub(crate) fn send(&mut self, desk: &Desk, board: &Board) -> Option<Instant> {
+        let view = desk.view();
+        let now = Instant::now();
+        let next = self.next(&view);
+        if let Some((_, Why::Wanted, _)) = next {
+            let since = *self.wanted_since.get_or_insert(now);
+            if now >= since + PATIENCE {
+                self.give_up_waiting(desk, board);
+            }
+        }
+        let patience_ends = self.wanted_since.map(|since| since + PATIENCE).filter(|at| *at > now);
+        if self.in_flight.is_some() {
+            return patience_ends;
+        }
+        // A quiet position may come to be storable when its time has come, without anything else happening.
+        let later = [patience_ends, self.quiet_at().filter(|at| *at > now)];
+        let soonest = |at: Option<Instant>| later.into_iter().chain([at]).flatten().min();
+        let (mark, why) = match next {
+            Some((_, _, at)) if at > now => return soonest(Some(at)),
+            Some((mark, why, _)) => (mark, why),
+            None => return soonest(None),
+        };
+        let save =
+            Save { position: mark.position.clone(), kind: mark.kind, clean: self.clean, ..self.template.clone() };
+        let storage = self.storage.clone();
+        let task = tokio::spawn(async move { storage.save(&save).await });
+        desk.sent(mark.events);
+        self.last_sent = now;
+        self.last_write = Some(now);
+        self.in_flight = Some(Write { mark, why, clean: self.clean, task });
+        patience_ends
+    }
+
+    fn give_up_waiting(&mut self, desk: &Desk, board: &Board) {
+        desk.close_gate();
+        let reason = self.last_error.get_or_insert_with(|| Reason::StorageUnavailable {
+            message: format!("no answer for {} s", PATIENCE.as_secs()),
+        });
+        let reason = reason.clone();
+        board.set(|conditions| conditions.storage = Some(reason));
+    }
+
+    /// Waits for the write in flight; without one, for ever.
+    ///
+    /// # Cancel safety
+    /// The write goes on, and its outcome is there at the next call.
+    pub(crate) async fn written(&mut self) -> Result<SaveOutcome, StorageError> {
+        match &mut self.in_flight {
+            None => std::future::pending().await,
+            Some(write) => (&mut write.task)
+                .await
+                .unwrap_or_else(|error| Err(StorageError::Unavailable { message: format!("the save ended: {error}") })),
+        }
+    }
+
+    /// Takes in the outcome of the write in flight.
+    ///
+    /// # Errors
+    /// The reason to stop or stall, when no retry can help.
+    pub(crate) fn take(
+        &mut self,
+        outcome: Result<SaveOutcome, StorageError>,
+        desk: &Desk,
+        board: &Board,
+    ) -> Result<(), Lost> {
+        let Some(Write { mark, why, clean, .. }) = self.in_flight.take() else { return Ok(()) };
+        if matches!(outcome, Ok(SaveOutcome::Saved { .. } | SaveOutcome::NotAhead)) && clean {
+            self.clean = false;
+        }
+        match outcome {
+            Ok(SaveOutcome::Saved { at }) => {
+                board.count(|status| {
+                    status.saves += 1;
+                    status.saved_at = at;
+                });
+                self.stored_now(mark, why, desk, board);
+                Ok(())
+            }
+            Ok(SaveOutcome::NotAhead) => {
+                board.count(|status| status.not_ahead += 1);
+                self.stored_now(mark, why, desk, board);
+                Ok(())
+            }
+            Ok(SaveOutcome::Superseded { owner, since }) => Err(Lost::Stop(Reason::Superseded { owner, since })),
+            Ok(SaveOutcome::Gone) => Err(Lost::Stop(Reason::Deleted)),
+            Err(error) => self.failed(&error, &mark, why, board),
+        }
+    }
+
+    fn stored_now(&mut self, mark: Mark, why: Why, desk: &Desk, board: &Board) {
+        debug!(subscription = %self.template.id, position = %mark.position, "checkpoint stored");
+        self.answered = Instant::now();
+        self.wanted_since = None;
+        self.retry_at = None;
+        self.backoff.reset();
+        self.quiet_failures = 0;
+        self.last_error = None;
+        self.repeats.reset();
+        if why == Why::Wanted && mark.events > 0 {
+            self.recorded = true;
+            self.quiet_allowed = true;
+        }
+        board.count(|status| status.saved = Some(mark.position.clone()));
+        board.set(|conditions| conditions.storage = None);
+        desk.open_gate(mark.seq);
+        self.urgent = self.urgent.filter(|urgent| *urgent > mark.seq);
+        self.stored = Some(mark);
+    }
+
+    fn failed(&mut self, error: &StorageError, mark: &Mark, why: Why, board: &Board) -> Result<(), Lost> {
+        let reason = error.reason();
+        match error {
+            StorageError::Unavailable { .. } | StorageError::Unauthorized { .. } => {}
+            StorageError::Unreadable { .. } | StorageError::Refused { .. } => return Err(Lost::Stall(reason)),
+        }
+        self.last_error = Some(reason.clone());
+        let shown = if why == Why::Quiet {
+            // Tried again an interval later; the timer runs from the sending of this one.
+            self.quiet_failures += 1;
+            self.quiet_failures >= QUIET_FAILURES
+        } else {
+            self.retry_at = Some(Instant::now() + self.backoff.next_wait());
+            true
+        };
+        if self.repeats.is_due() {
+            let (id, position, failures) = (&self.template.id, &mark.position, self.repeats.count());
+            warn!(subscription = %id, %position, failures, "subscription {id} could not store {position}: {error}");
+        }
+        if shown {
+            board.set(|conditions| conditions.storage = Some(reason));
+        }
+        Ok(())
+    }
+}
+
+/// Why a run cannot go on saving.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Lost {
+    Stop(Reason),
+    Stall(Reason),
+}
+
+/// What an event's position is the position of.
+pub(crate) fn kind_of(position: &Checkpoint) -> Kind {
+    if position.is_invalidate() { Kind::Invalidate } else { Kind::Event }
+}

@@ -1,0 +1,171 @@
+//! The settings of a subscription: what was set, what is defaulted, and what cannot be used.
+
+use std::fmt::{self, Write as _};
+use std::time::Duration;
+
+use crate::backoff::Backoff;
+use crate::error::SubscribeError;
+use crate::run::policy::{SaveMode, SavePolicy};
+
+/// What was set of a subscription's settings; the rest is defaulted. `DurableSubscriptions` holds the defaults of its
+/// subscriptions, and each `subscribe` can override them.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Options {
+    /// When a storable position is stored. Default: after every event.
+    pub save: Option<SavePolicy>,
+    /// Whether the next event waits for a wanted save. Default: [`SaveMode::WriteBehind`].
+    pub save_mode: Option<SaveMode>,
+    /// How often reads without events are stored; `Some(None)` is never. Default: 60 s.
+    #[allow(clippy::option_option, reason = "not set, and set to never, are two things")]
+    pub quiet_interval: Option<Option<Duration>>,
+    /// Whether to start though no start position can be recorded. Default: false.
+    pub start_when_no_start_position_can_be_recorded: Option<bool>,
+    /// How long `subscribe` retries what can heal. Default: 60 s.
+    pub start_timeout: Option<Duration>,
+    /// How long one call of the handler may take; `Some(None)` is for ever. Default: for ever.
+    #[allow(clippy::option_option, reason = "not set, and set to never, are two things")]
+    pub handler_timeout: Option<Option<Duration>>,
+    /// How long a pause or shutdown waits for the event in hand. Default: 30 s.
+    pub shutdown_grace: Option<Duration>,
+    /// The first and the longest wait between attempts of a failing handler. Default: 100 ms and 30 s.
+    pub retry_backoff: Option<(Duration, Duration)>,
+}
+
+/// The settings in force.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub(crate) save: SavePolicy,
+    pub(crate) save_mode: SaveMode,
+    pub(crate) quiet_interval: Option<Duration>,
+    pub(crate) start_unrecorded: bool,
+    pub(crate) start_timeout: Duration,
+    pub(crate) handler_timeout: Option<Duration>,
+    pub(crate) shutdown_grace: Duration,
+    pub(crate) retry_backoff: Backoff,
+}
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+impl Options {
+    /// The settings in force, or the first one that cannot be used.
+    pub(crate) fn settings(&self) -> Result<Settings, SubscribeError> {
+        let settings = Settings {
+            save: self.save.clone().unwrap_or(SavePolicy::Every(1)),
+            save_mode: self.save_mode.unwrap_or_default(),
+            quiet_interval: self.quiet_interval.unwrap_or(Some(Duration::from_secs(60))),
+            start_unrecorded: self.start_when_no_start_position_can_be_recorded.unwrap_or(false),
+            start_timeout: self.start_timeout.unwrap_or(Duration::from_secs(60)),
+            handler_timeout: self.handler_timeout.unwrap_or(None),
+            shutdown_grace: self.shutdown_grace.unwrap_or(Duration::from_secs(30)),
+            retry_backoff: match self.retry_backoff {
+                Some((first, cap)) => Backoff::new(first, cap),
+                None => Backoff::new(Duration::from_millis(100), Duration::from_secs(30)),
+            },
+        };
+        let refuse =
+            |field: &'static str, message: &str| Err(SubscribeError::Config { field, message: message.into() });
+        if matches!(settings.save, SavePolicy::Every(0)) {
+            return refuse("save_every", "0 would never store an event's position; 1 stores every one");
+        }
+        if settings.quiet_interval == Some(Duration::ZERO) {
+            return refuse(
+                "save_quiet_position_every",
+                "0 s is no interval; use never_save_quiet_position() to turn it off",
+            );
+        }
+        if settings.handler_timeout == Some(Duration::ZERO) {
+            return refuse("handler_timeout", "0 s would fail every attempt");
+        }
+        if settings.start_timeout.is_zero() {
+            return refuse("start_timeout", "0 s leaves no time to open the cursor");
+        }
+        if let Some((first, cap)) = self.retry_backoff
+            && (first.is_zero() || cap < first)
+        {
+            return refuse("retry_backoff", "the first wait must be above 0 s and not above the longest");
+        }
+        Ok(settings)
+    }
+
+    /// Every effective setting, and whether it was defaulted: for the one line at the start.
+    pub(crate) fn describe(&self, settings: &Settings) -> String {
+        let mut line = String::new();
+        let mut say = |name: &str, value: &dyn fmt::Debug, set: bool| {
+            let separator = if line.is_empty() { "" } else { ", " };
+            let default = if set { "" } else { " (default)" };
+            // Writing to a String cannot fail.
+            let _ = write!(line, "{separator}{name}={value:?}{default}");
+        };
+        say("save", &settings.save, self.save.is_some());
+        say("save_mode", &settings.save_mode, self.save_mode.is_some());
+        match settings.quiet_interval {
+            Some(interval) => say("quiet_interval", &interval, self.quiet_interval.is_some()),
+            None => say("quiet_interval", &"never", true),
+        }
+        say(
+            "start_when_no_start_position_can_be_recorded",
+            &settings.start_unrecorded,
+            self.start_when_no_start_position_can_be_recorded.is_some(),
+        );
+        say("start_timeout", &settings.start_timeout, self.start_timeout.is_some());
+        match settings.handler_timeout {
+            Some(limit) => say("handler_timeout", &limit, true),
+            None => say("handler_timeout", &"never", self.handler_timeout.is_some()),
+        }
+        say("shutdown_grace", &settings.shutdown_grace, self.shutdown_grace.is_some());
+        say("retry_backoff", &settings.retry_backoff, self.retry_backoff.is_some());
+        line
+    }
+
+    /// Settings that can be used and are likely a mistake.
+    pub(crate) fn warnings(&self, settings: &Settings) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if let Some(interval) = settings.quiet_interval
+            && interval > DAY
+        {
+            warnings.push(format!(
+                "save_quiet_position_every is {} h: a quiet subscription can lose its place in the oplog meanwhile",
+                interval.as_secs() / 3600
+            ));
+        }
+        warnings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(options: &Options) -> &'static str {
+        match options.settings() {
+            Err(SubscribeError::Config { field, .. }) => field,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_setting_that_cannot_be_used_is_refused_by_name() {
+        let zero = Some(Duration::ZERO);
+        assert_eq!(refused(&Options { save: Some(SavePolicy::Every(0)), ..Options::default() }), "save_every");
+        assert_eq!(refused(&Options { quiet_interval: Some(zero), ..Options::default() }), "save_quiet_position_every");
+        assert_eq!(refused(&Options { handler_timeout: Some(zero), ..Options::default() }), "handler_timeout");
+        assert_eq!(refused(&Options { start_timeout: zero, ..Options::default() }), "start_timeout");
+        let backoff = Some((Duration::from_secs(2), Duration::from_secs(1)));
+        assert_eq!(refused(&Options { retry_backoff: backoff, ..Options::default() }), "retry_backoff");
+    }
+
+    #[test]
+    fn the_line_names_every_setting_and_what_was_defaulted() {
+        let options = Options { save: Some(SavePolicy::Every(10)), quiet_interval: Some(None), ..Options::default() };
+        let line = options.describe(&options.settings().unwrap());
+        insta::assert_snapshot!(line, @r#"save=every 10 events, save_mode=WriteBehind (default), quiet_interval="never", start_when_no_start_position_can_be_recorded=false (default), start_timeout=60s (default), handler_timeout="never" (default), shutdown_grace=30s (default), retry_backoff=100ms to 30s (default)"#);
+    }
+
+    #[test]
+    fn an_interval_above_a_day_is_warned_about() {
+        let options = Options { quiet_interval: Some(Some(DAY * 2)), ..Options::default() };
+        assert_eq!(options.warnings(&options.settings().unwrap()).len(), 1);
+        assert!(Options::default().warnings(&Options::default().settings().unwrap()).is_empty());
+    }
+}

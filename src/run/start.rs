@@ -1,0 +1,336 @@
+//! The start of a run, in the order that loses nothing when it is cut anywhere: validate, read the record, settle the
+//! position, open the cursor there, claim, open again if another position was stored first. Delivery begins after it.
+
+use std::time::Duration;
+
+use bson::Timestamp;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use crate::backoff::Backoff;
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::error::{SourceError, StorageError, SubscribeError};
+use crate::ids::{Epoch, Owner, Ownership, SubscriptionId};
+use crate::model::{Fingerprint, Identity, Plan, Reader, Scope, SubscriptionModel};
+use crate::reason::Reason;
+use crate::run::identity;
+use crate::run::settings::Settings;
+use crate::start::{Start, StartAt};
+use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Record, Source, StartPosition};
+
+/// What a start needs to know.
+pub(crate) struct Starting<'a, M, S> {
+    pub(crate) id: &'a SubscriptionId,
+    pub(crate) model: &'a M,
+    pub(crate) storage: &'a S,
+    pub(crate) plan: Plan,
+    pub(crate) start_at: &'a StartAt,
+    pub(crate) settings: &'a Settings,
+    /// The line that lists the settings.
+    pub(crate) described: &'a str,
+}
+
+/// What a start has done: the cursor is open, the id claimed, the start stored if it was to be.
+pub(crate) struct Started<M: SubscriptionModel> {
+    pub(crate) reader: M::Reader,
+    pub(crate) plan: Plan,
+    pub(crate) ownership: Ownership,
+    pub(crate) epoch: Epoch,
+    /// Where the reader stands; none only for a source that tells no time.
+    pub(crate) from: Option<Checkpoint>,
+    /// The stored position, if it is where the reader stands.
+    pub(crate) stored: Option<Checkpoint>,
+    pub(crate) saved_at: Option<bson::DateTime>,
+    pub(crate) pipeline: Fingerprint,
+    pub(crate) source: Source,
+    /// Events up to here may have been handled before.
+    pub(crate) repeats_until: Option<Checkpoint>,
+}
+
+/// Why one try failed.
+enum Failed {
+    /// It may heal; tried again until the start's time is over.
+    Retry(Reason),
+    Refused(Reason),
+    Config(SubscribeError),
+}
+
+impl From<SourceError> for Failed {
+    fn from(error: SourceError) -> Self {
+        if error.is_retryable() { Self::Retry(error.reason()) } else { Self::Refused(error.reason()) }
+    }
+}
+
+impl From<StorageError> for Failed {
+    fn from(error: StorageError) -> Self {
+        if error.is_retryable() { Self::Retry(error.reason()) } else { Self::Refused(error.reason()) }
+    }
+}
+
+impl From<Reason> for Failed {
+    fn from(reason: Reason) -> Self {
+        Self::Refused(reason)
+    }
+}
+
+/// The position a start settled on, before anything is opened.
+struct Settled {
+    position: Option<Checkpoint>,
+    /// It is the stored one.
+    resumed: bool,
+    /// It is to be stored by the claim.
+    record: bool,
+}
+
+impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
+    /// Tries until it has started, is refused, or its time is over.
+    pub(crate) async fn run(self) -> Result<Started<M>, SubscribeError> {
+        let pipeline = self.model.check(&self.plan)?;
+        let deadline = Instant::now() + self.settings.start_timeout;
+        let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
+        let mut last = Reason::SourceUnavailable { message: "no answer yet".into() };
+        loop {
+            match tokio::time::timeout_at(deadline, self.once(&pipeline)).await {
+                Ok(Ok(started)) => return Ok(started),
+                Ok(Err(Failed::Refused(reason))) => {
+                    return Err(SubscribeError::Refused { id: self.id.clone(), reason });
+                }
+                Ok(Err(Failed::Config(error))) => return Err(error),
+                Ok(Err(Failed::Retry(reason))) => {
+                    let id = self.id;
+                    warn!(subscription = %id, reason = reason.name(), "subscription {id} is not started yet: {reason}");
+                    last = reason;
+                }
+                Err(_) => return Err(SubscribeError::TimedOut { id: self.id.clone(), last }),
+            }
+            let next = Instant::now() + backoff.next_wait();
+            if next >= deadline {
+                tokio::time::sleep_until(deadline).await;
+                return Err(SubscribeError::TimedOut { id: self.id.clone(), last });
+            }
+            tokio::time::sleep_until(next).await;
+        }
+    }
+
+    async fn once(&self, pipeline: &Fingerprint) -> Result<Started<M>, Failed> {
+        let before = self.storage.read(self.id).await?;
+        let identity = self.model.identity().await?;
+        let plan = self.leave_out(&identity).await?;
+        let settled = self.settle(before.as_ref()).await?;
+        if let Some(position) = &settled.position {
+            let record = before.as_ref().filter(|_| settled.resumed);
+            identity::check(position, record, &identity)?;
+            identity::not_ahead(self.model, position, settled.resumed).await?;
+        }
+        let (reader, opened_at) = self.open(&settled, &plan).await?;
+        let from = settled.position.clone().or(opened_at);
+        let record = self.claim(&settled, from.as_ref(), pipeline, &identity).await?;
+        let ownership = record.ownership.clone().ok_or_else(|| unowned(self.id))?;
+        let (reader, from) = self.agree(reader, from, &settled, &record, &plan).await?;
+        let started = Started {
+            epoch: epoch(&record, from.as_ref(), &settled),
+            stored: record.position.clone().filter(|stored| Some(stored) == from.as_ref() && self.is_stored_or()),
+            saved_at: record.saved_at,
+            repeats_until: self.repeats_until(before.as_ref()).await?,
+            source: Source::from(&identity),
+            pipeline: pipeline.clone(),
+            reader,
+            plan,
+            ownership,
+            from,
+        };
+        self.say(&started, before.as_ref(), &record, &identity);
+        Ok(started)
+    }
+
+    fn is_stored_or(&self) -> bool {
+        matches!(self.start_at, StartAt::StoredOr(_))
+    }
+
+    /// A scope around the storage's own collections leaves them out, or it would feed on its own writes for ever.
+    async fn leave_out(&self, identity: &Identity) -> Result<Plan, Failed> {
+        let mut plan = self.plan.clone();
+        let own: Vec<_> = self.storage.namespaces().into_iter().filter(|own| identity.scope.contains(own)).collect();
+        if own.is_empty() {
+            return Ok(plan);
+        }
+        let storage = self.storage.deployment().await?;
+        let same =
+            storage.zip(identity.deployment.as_ref()).is_some_and(|(storage, source)| storage.is_same_as(source));
+        if !same {
+            return Ok(plan);
+        }
+        if let Scope::Collection(collection) = &identity.scope {
+            return Err(Failed::Config(SubscribeError::Config {
+                field: "model",
+                message: format!(
+                    "{collection} holds the checkpoints: a subscription to it would feed on its own writes"
+                ),
+            }));
+        }
+        plan.leave_out.extend(own);
+        Ok(plan)
+    }
+
+    /// Which position to open at, by the start table.
+    async fn settle(&self, record: Option<&Record>) -> Result<Settled, Failed> {
+        let (start, record_it) = match self.start_at {
+            StartAt::StoredOr(start) => {
+                if let Some(position) = record.and_then(|record| record.position.clone()) {
+                    return Ok(Settled { position: Some(position), resumed: true, record: false });
+                }
+                (start, true)
+            }
+            StartAt::Always(start) => (start, false),
+        };
+        let position = match start {
+            Start::Present => match self.model.global_checkpoint().await? {
+                Some(position) => Some(position),
+                None if self.settings.start_unrecorded => None,
+                None => return Err(Reason::NoStartPosition.into()),
+            },
+            Start::Earliest => Some(self.model.earliest().await?),
+            Start::Time(time) => Some(Checkpoint::Time(*time)),
+            Start::After(position) => Some(position.clone()),
+        };
+        Ok(Settled { position, resumed: false, record: record_it })
+    }
+
+    /// The open is the verdict on filter, rights and history. Opened at the server's now, the opening's own time is
+    /// the position, and the cursor is opened once more there, so that nothing in between can slide away.
+    async fn open(&self, settled: &Settled, plan: &Plan) -> Result<(M::Reader, Option<Checkpoint>), Failed> {
+        let reader = self.model.open(settled.position.as_ref(), plan).await?;
+        if settled.position.is_some() {
+            return Ok((reader, None));
+        }
+        match reader.opened_at() {
+            Some(at) => Ok((self.model.open(Some(&at), plan).await?, Some(at))),
+            None => {
+                let id = self.id;
+                warn!(
+                    subscription = %id,
+                    "subscription {id} starts with nothing stored: the source sends no time, and what changes before \
+                     its first settled event is lost if it ends before"
+                );
+                Ok((reader, None))
+            }
+        }
+    }
+
+    async fn claim(
+        &self,
+        settled: &Settled,
+        from: Option<&Checkpoint>,
+        pipeline: &Fingerprint,
+        identity: &Identity,
+    ) -> Result<Record, Failed> {
+        let start = from.filter(|_| settled.record).map(|position| StartPosition {
+            position: position.clone(),
+            pipeline: Some(pipeline.clone()),
+            source: Some(Source::from(identity)),
+        });
+        let claim = Claim { id: self.id.clone(), owner: Owner::fresh(), expect: None, start };
+        match self.storage.claim(&claim).await? {
+            ClaimOutcome::Claimed(record) => Ok(record),
+            ClaimOutcome::Superseded { owner, since } => Err(Reason::Superseded { owner, since }.into()),
+            ClaimOutcome::Gone => Err(Reason::Deleted.into()),
+        }
+    }
+
+    /// The one stored first wins: if another position than ours is stored, the cursor is opened there.
+    async fn agree(
+        &self,
+        reader: M::Reader,
+        from: Option<Checkpoint>,
+        settled: &Settled,
+        record: &Record,
+        plan: &Plan,
+    ) -> Result<(M::Reader, Option<Checkpoint>), Failed> {
+        match &record.position {
+            Some(stored) if (settled.record || settled.resumed) && Some(stored) != from.as_ref() => {
+                drop(reader);
+                Ok((self.model.open(Some(stored), plan).await?, Some(stored.clone())))
+            }
+            _ => Ok((reader, from)),
+        }
+    }
+
+    /// After an end that was not clean, and for a start of the user's own, everything up to now may come again.
+    async fn repeats_until(&self, before: Option<&Record>) -> Result<Option<Checkpoint>, Failed> {
+        match before {
+            None => Ok(None),
+            Some(record) if record.clean && self.is_stored_or() => Ok(None),
+            // A token of the head's own time lies beyond the time itself, so take the next one.
+            Some(_) => Ok(Some(match self.model.head().await? {
+                Checkpoint::Time(head) => Checkpoint::Time(next(head)),
+                other => other,
+            })),
+        }
+    }
+
+    fn say(&self, started: &Started<M>, before: Option<&Record>, record: &Record, identity: &Identity) {
+        let id = self.id;
+        let position = started.from.as_ref().map_or_else(|| "the source's now".into(), ToString::to_string);
+        let checks = identity::active_checks(identity);
+        let left_out: Vec<String> = started.plan.leave_out.iter().map(ToString::to_string).collect();
+        let left_out = if left_out.is_empty() { "nothing".into() } else { left_out.join(", ") };
+        info!(
+            subscription = %id, fence = started.ownership.fence.0, position,
+            "subscription {id} to {} starts at {position}: {}; identity checks: {checks}; left out: {left_out}",
+            identity.scope, self.described
+        );
+        if let Some(before) = before {
+            warn_of_takeover(id, before, record);
+            if let Some(produced) = &before.pipeline
+                && started.stored.is_some()
+                && *produced != started.pipeline
+            {
+                warn!(
+                    subscription = %id, position,
+                    "the filter of subscription {id} has changed: a wider one has no history before {position}"
+                );
+            }
+        }
+    }
+}
+
+/// A claim from an owner that saved a moment ago is likely two programs with one id.
+fn warn_of_takeover(id: &SubscriptionId, before: &Record, record: &Record) {
+    let (Some(previous), Some(saved_at), Some(now)) = (&before.ownership, before.saved_at, record.claimed_at) else {
+        return;
+    };
+    let age = now.timestamp_millis() - saved_at.timestamp_millis();
+    if !before.clean && age < 60_000 {
+        let owner = &previous.owner;
+        warn!(
+            subscription = %id, %owner,
+            "subscription {id} is taken over from {owner}, which saved {} s ago: if it still runs, it stops now", age / 1000
+        );
+    }
+}
+
+/// The epoch of the positions this run will store: the record's for a resume, a new one for every other start.
+fn epoch(record: &Record, from: Option<&Checkpoint>, settled: &Settled) -> Epoch {
+    let stored = record.epoch.map_or(0, |epoch| epoch.0);
+    let resumes = (settled.resumed || settled.record) && record.position.is_some() && record.position.as_ref() == from;
+    let behind_invalidate =
+        record.kind == Some(Kind::Invalidate) || record.position.as_ref().is_some_and(Checkpoint::is_invalidate);
+    match record.epoch {
+        Some(epoch) if resumes && behind_invalidate => Epoch(epoch.0 + 1),
+        Some(epoch) if resumes => epoch,
+        _ => Epoch((stored + 1).max(record.claimed_at.map_or(0, bson::DateTime::timestamp_millis))),
+    }
+}
+
+fn next(time: Timestamp) -> Timestamp {
+    Timestamp { time: time.time, increment: time.increment.saturating_add(1) }
+}
+
+/// A storage that answers a claim without naming its owner breaks its contract.
+fn unowned(id: &SubscriptionId) -> Reason {
+    Reason::UnreadableRecord {
+        id: id.to_string(),
+        field: "mongosub.owner".into(),
+        message: "is missing after a claim".into(),
+    }
+}

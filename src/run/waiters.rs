@@ -1,0 +1,114 @@
+//! Who waits for a place to be reached: `drained`, `caught_up`, `resume`. Looked at whenever something has moved.
+
+use crate::checkpoint::Checkpoint;
+use crate::error::SubscriptionError;
+use crate::ids::SubscriptionId;
+use crate::model::SourceState;
+use crate::reason::Reason;
+use crate::run::desk::View;
+use crate::run::durable::Reply;
+use crate::run::progress::Mark;
+
+pub(crate) struct Waiters {
+    id: SubscriptionId,
+    drained: Vec<Drained>,
+    caught_up: Vec<(Checkpoint, Reply<()>)>,
+    resumed: Vec<Reply<()>>,
+}
+
+struct Drained {
+    /// The last position read when it was asked.
+    target: u64,
+    /// Once that is settled: the position to be stored, which later ones do not move on.
+    wanted: Option<u64>,
+    reply: Reply<Option<Checkpoint>>,
+}
+
+impl Waiters {
+    pub(crate) fn new(id: SubscriptionId) -> Self {
+        Self { id, drained: Vec::new(), caught_up: Vec::new(), resumed: Vec::new() }
+    }
+
+    /// Waits until everything read up to the number is settled, and stored as far as it may be.
+    pub(crate) fn drained(&mut self, last_read: u64, reply: Reply<Option<Checkpoint>>) {
+        self.drained.push(Drained { target: last_read, wanted: None, reply });
+    }
+
+    /// Waits until the safe position has reached the head.
+    pub(crate) fn caught_up(&mut self, head: Checkpoint, reply: Reply<()>) {
+        self.caught_up.push((head, reply));
+    }
+
+    pub(crate) fn resumed(&mut self, reply: Reply<()>) {
+        self.resumed.push(reply);
+    }
+
+    /// The cursor is open.
+    pub(crate) fn opened(&mut self) {
+        for reply in self.resumed.drain(..) {
+            // Who waited may have gone; then nobody needs the answer. The same holds for every reply below.
+            let _ = reply.send(Ok(()));
+        }
+    }
+
+    /// Whether anyone waits for something to move.
+    pub(crate) fn any(&self) -> bool {
+        !self.drained.is_empty() || !self.caught_up.is_empty()
+    }
+
+    /// The position that is to be stored for those whose reads are all settled, by its number.
+    pub(crate) fn wanted(&mut self, view: &View, delivering: bool, outstanding: Option<&Mark>) -> Option<u64> {
+        for waiter in &mut self.drained {
+            if waiter.wanted.is_none() && is_settled(view, waiter.target, delivering) {
+                waiter.wanted = Some(outstanding.map_or(0, |mark| mark.seq));
+            }
+        }
+        self.drained.iter().filter_map(|waiter| waiter.wanted).max().filter(|wanted| *wanted > 0)
+    }
+
+    /// Answers those whose place is reached.
+    pub(crate) fn check(&mut self, view: &View, stored: Option<&Mark>, source: &SourceState) {
+        let stored_seq = stored.map_or(0, |mark| mark.seq);
+        for waiter in std::mem::take(&mut self.drained) {
+            if waiter.wanted.is_some_and(|wanted| stored_seq >= wanted) {
+                let _ = waiter.reply.send(Ok(stored.map(|mark| mark.position.clone())));
+            } else if !waiter.reply.is_closed() {
+                self.drained.push(waiter);
+            }
+        }
+        for (head, reply) in std::mem::take(&mut self.caught_up) {
+            if view.safe.as_ref().is_some_and(|safe| has_reached(&safe.position, &head, source)) {
+                let _ = reply.send(Ok(()));
+            } else if !reply.is_closed() {
+                self.caught_up.push((head, reply));
+            }
+        }
+    }
+
+    /// The run has stalled or stopped: all of them end with its reason.
+    pub(crate) fn end(&mut self, reason: &Reason) {
+        let error = SubscriptionError::Ended { id: self.id.clone(), reason: reason.clone() };
+        for waiter in self.drained.drain(..) {
+            let _ = waiter.reply.send(Err(error.clone()));
+        }
+        let caught_up = self.caught_up.drain(..).map(|(_, reply)| reply);
+        for reply in caught_up.chain(self.resumed.drain(..)) {
+            let _ = reply.send(Err(error.clone()));
+        }
+    }
+}
+
+fn is_settled(view: &View, target: u64, delivering: bool) -> bool {
+    view.safe.as_ref().is_some_and(|safe| safe.seq >= target) || (view.all_settled && !delivering) || target == 0
+}
+
+/// Everything up to the majority time `head` is settled: the safe position lies beyond that time, or at it with the
+/// reply it came in having ended at the end of the oplog (events of one transaction share their time).
+pub(crate) fn has_reached(safe: &Checkpoint, head: &Checkpoint, source: &SourceState) -> bool {
+    let (Some(at), Some(time)) = (safe.cluster_time(), head.cluster_time()) else {
+        // Positions without a time: the end of what there is must do.
+        return source.at_end && source.end_at.as_ref() == Some(safe);
+    };
+    let ended = source.end_at.as_ref().is_some_and(|end| !end.is_beyond(safe));
+    at > time || (at == time && ended && source.end_at.as_ref().and_then(Checkpoint::cluster_time) == Some(time))
+}

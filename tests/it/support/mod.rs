@@ -1,0 +1,96 @@
+//! What the tests without a server share: a storage that fails on demand, a handler that writes down what it got.
+
+mod faulty;
+mod recorder;
+
+use std::time::Duration;
+
+use mongosub::memory::{MemoryCheckpointStorage, MemoryModel};
+use mongosub::{
+    Checkpoint, CheckpointStorage, DurableSubscriptions, Record, State, Status, Subscription, SubscriptionId,
+};
+
+pub use faulty::{Fault, FaultyStorage, Saved};
+pub use recorder::Recorder;
+
+pub const ID: &str = "orders_v1";
+
+pub fn id() -> SubscriptionId {
+    SubscriptionId::new(ID).unwrap()
+}
+
+/// A model, a storage that can fail, and the wrapper around both.
+pub struct World {
+    pub model: MemoryModel,
+    pub storage: FaultyStorage,
+    pub subscriptions: DurableSubscriptions<MemoryModel, FaultyStorage>,
+    pub seen: Recorder,
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self::over(MemoryModel::new(), MemoryCheckpointStorage::new())
+    }
+
+    /// The next process over the same feed and the same records.
+    pub fn restarted(&self) -> Self {
+        Self::over(self.model.clone(), self.storage.inner().clone())
+    }
+
+    pub fn over(model: MemoryModel, store: MemoryCheckpointStorage) -> Self {
+        let storage = FaultyStorage::new(store);
+        let subscriptions = DurableSubscriptions::new(model.clone(), storage.clone());
+        Self { model, storage, subscriptions, seen: Recorder::default() }
+    }
+
+    /// Subscribes with every default and a handler that only writes down.
+    pub async fn subscribe(&self) -> Subscription {
+        self.subscriptions.subscribe(ID, self.seen.handler()).await.unwrap()
+    }
+
+    pub async fn record(&self) -> Option<Record> {
+        self.storage.inner().read(&id()).await.unwrap()
+    }
+
+    pub async fn stored(&self) -> Option<Checkpoint> {
+        self.record().await.and_then(|record| record.position)
+    }
+}
+
+/// Waits, in virtual time, until a status is as wanted; an hour at most.
+pub async fn until(subscription: &Subscription, what: &str, wanted: impl Fn(&Status) -> bool) -> Status {
+    let mut status = subscription.watch();
+    let waiting = status.wait_for(|status| wanted(status));
+    match tokio::time::timeout(Duration::from_secs(3600), waiting).await {
+        Ok(Ok(status)) => status.clone(),
+        _ => panic!("never {what}: {:?}", subscription.status()),
+    }
+}
+
+/// Waits until a reason's name shows in a state.
+pub async fn until_reason(subscription: &Subscription, state: &str, reason: &str) -> Status {
+    until(subscription, &format!("{state}({reason})"), |status| {
+        status.state.name() == state && status.state.reason().is_some_and(|is| is.name() == reason)
+    })
+    .await
+}
+
+pub async fn until_settled(subscription: &Subscription, events: u64) -> Status {
+    until(subscription, &format!("{events} settled"), |status| status.settled >= events).await
+}
+
+pub async fn until_saved(subscription: &Subscription, position: &Checkpoint) -> Status {
+    until(subscription, &format!("saved {position}"), |status| status.saved.as_ref() == Some(position)).await
+}
+
+pub fn is_running(state: &State) -> bool {
+    matches!(state, State::CatchingUp | State::CaughtUp)
+}
+
+pub async fn seconds(seconds: u64) {
+    tokio::time::sleep(Duration::from_secs(seconds)).await;
+}
+
+pub async fn millis(millis: u64) {
+    tokio::time::sleep(Duration::from_millis(millis)).await;
+}
