@@ -351,21 +351,14 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
         status.saved = stored.as_ref().and_then(|record| record.position.clone());
         status.saved_at = stored.as_ref().and_then(|record| record.saved_at);
         let board = Arc::new(Board::new(status));
-        let recorded = stored.is_some();
         let quiet_interval = settings.quiet_interval;
         let template = Save {
             pipeline: Some(pipeline),
             source: Some(source),
             ..Save::new(id.clone(), ownership.clone(), epoch, from.clone().unwrap_or(Checkpoint::Text("".into())))
         };
-        let saver = Saver::new(
-            self.inner.storage.clone(),
-            template,
-            settings.save_mode,
-            settings.quiet_interval,
-            stored,
-            recorded,
-        );
+        let saver =
+            Saver::new(self.inner.storage.clone(), template, settings.save_mode, settings.quiet_interval, stored);
         let deliver = Deliver {
             opening: Opening { id: id.clone(), model: self.inner.model.clone(), plan },
             id: id.clone(),

@@ -77,9 +77,9 @@ impl<S: CheckpointStorage> Saver<S> {
         mode: SaveMode,
         quiet: Option<Duration>,
         stored: Option<Record>,
-        recorded: bool,
     ) -> Self {
         let now = Instant::now();
+        let recorded = stored.is_some();
         let resumed = stored.and_then(|record| as_stored(&template, record));
         Self {
             storage,

@@ -5,8 +5,8 @@ use std::time::Duration;
 use mongosub::bson::{Timestamp, doc};
 use mongosub::memory::{self, MemoryModel};
 use mongosub::{
-    Checkpoint, Deployment, DurableSubscriptions, Fingerprint, Identity, Kind, Namespace, Reason, Scope, Start,
-    StartAt, Subscribe, SubscribeError, SubscriptionModel,
+    Checkpoint, Deployment, DurableSubscriptions, Filter, Fingerprint, Identity, Kind, Namespace, Operation, Reason,
+    Scope, Start, StartAt, Subscribe, SubscribeError, SubscriptionModel,
 };
 use tokio::time::Instant;
 
@@ -363,4 +363,35 @@ async fn a_resume_that_ends_before_any_read_leaves_the_stored_position_what_it_w
         (record.claimed_at, record.saved_at) = (is.claimed_at, is.saved_at);
         assert_eq!(is, record);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_filter_that_changed_is_one_warning_and_the_record_names_the_one_that_produced_the_position() {
+    let inserts = || Filter::operations([Operation::Insert]);
+    let logs = Logs::capture();
+    let world = World::new();
+    let subscription = world.subscribe().await;
+    subscription.shutdown().await.unwrap();
+    let before = world.record().await.unwrap().pipeline;
+    let subscription = world.subscriptions.subscribe(ID, world.seen.handler()).filter(inserts()).await.unwrap();
+    assert_eq!(logs.lines("WARN", "has changed").len(), 1);
+    world.model.push(memory::delete(1));
+    let event = world.model.push(memory::insert(2, doc! {}));
+    until_saved(&subscription, &event).await;
+    assert_eq!(world.seen.keys(), [2]);
+    assert_ne!(world.record().await.unwrap().pipeline, before);
+    subscription.shutdown().await.unwrap();
+    world.subscriptions.subscribe(ID, world.seen.handler()).filter(inserts()).await.unwrap();
+    assert_eq!(logs.lines("WARN", "has changed").len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_whose_time_is_over_while_it_asks_for_the_head_says_that_it_waits_for_it() {
+    let world = World::new();
+    world.storage.inner().put(left_at(&Checkpoint::Time(time(9))));
+    world.model.set_head(time(7));
+    let action = world.subscriptions.subscribe(ID, world.seen.handler()).start_timeout(Duration::from_secs(5));
+    let SubscribeError::TimedOut { last, .. } = action.await.unwrap_err() else { panic!("it is not refused yet") };
+    let said = "its present, 1700000000.7, has not reached 1700000000.9";
+    assert_eq!(last, Reason::SourceUnavailable { message: said.into() });
 }
