@@ -1,9 +1,8 @@
 //! The front door: `DurableSubscriptions` wraps a model and a storage, and its action starts subscriptions.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::future::IntoFuture;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -17,6 +16,7 @@ use crate::handler::Handler;
 use crate::ids::{Owner, SubscriptionId};
 use crate::metrics;
 use crate::model::{Plan, SubscriptionModel};
+use crate::registry::Registry;
 use crate::run::deliver::{Deliver, Signals};
 use crate::run::desk::Desk;
 use crate::run::durable::Run;
@@ -176,17 +176,12 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
 
     /// The running subscription of this id, if it runs here (paused and stalled ones do).
     pub fn get(&self, id: &str) -> Option<Subscription> {
-        match self.inner.registry.slots().iter().find(|(known, _)| known.as_str() == id) {
-            Some((_, Slot::Running(subscription))) if !subscription.is_stopped() => Some(subscription.clone()),
-            _ => None,
-        }
+        self.inner.registry.get(id)
     }
 
     /// Every subscription that runs here.
     pub fn running(&self) -> Vec<Subscription> {
-        let mut running: Vec<Subscription> = self.inner.registry.slots().values().filter_map(Slot::running).collect();
-        running.sort_by(|a, b| a.id().cmp(b.id()));
-        running
+        self.inner.registry.running()
     }
 
     /// Shuts down every subscription that runs here, all at once, and says what each answered.
@@ -209,66 +204,6 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
     /// The model.
     pub fn model(&self) -> &M {
         &self.inner.model
-    }
-}
-
-/// The ids in use here.
-#[derive(Default)]
-struct Registry {
-    slots: Mutex<HashMap<SubscriptionId, Slot>>,
-}
-
-enum Slot {
-    Starting,
-    Running(Subscription),
-}
-
-impl Slot {
-    fn running(&self) -> Option<Subscription> {
-        match self {
-            Self::Running(subscription) if !subscription.is_stopped() => Some(subscription.clone()),
-            _ => None,
-        }
-    }
-}
-
-impl Registry {
-    fn slots(&self) -> MutexGuard<'_, HashMap<SubscriptionId, Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes the id, unless it is in use.
-    fn reserve(self: &Arc<Self>, id: &SubscriptionId) -> Result<Reserved, SubscribeError> {
-        let mut slots = self.slots();
-        match slots.get(id) {
-            Some(Slot::Running(subscription)) if subscription.is_stopped() => {}
-            None => {}
-            Some(_) => return Err(SubscribeError::AlreadyRunning { id: id.clone() }),
-        }
-        slots.insert(id.clone(), Slot::Starting);
-        Ok(Reserved { registry: self.clone(), id: id.clone(), kept: false })
-    }
-}
-
-/// An id taken by a start; a start that fails, or is dropped, frees it.
-struct Reserved {
-    registry: Arc<Registry>,
-    id: SubscriptionId,
-    kept: bool,
-}
-
-impl Reserved {
-    fn keep(mut self, subscription: Subscription) {
-        self.registry.slots().insert(self.id.clone(), Slot::Running(subscription));
-        self.kept = true;
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        if !self.kept {
-            self.registry.slots().remove(&self.id);
-        }
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
 mod filter;
+mod layering;
 mod main_path;
 mod memory_model;
 mod start_checks;
