@@ -21,7 +21,8 @@ async fn main() -> anyhow::Result<()> {
     let mut options = ClientOptions::parse(uri).await?;
     // A stream keeps one connection busy while it waits; shared tiers also allow few streams and connections.
     options.max_pool_size.get_or_insert(20);
-    let db = Client::with_options(options)?.database("mongosub_shared_tier");
+    let client = Client::with_options(options)?;
+    let db = client.database("mongosub_shared_tier");
     let orders: Collection<Document> = db.collection("orders");
     let model = ChangeStreamModel::collection(&orders);
 
@@ -48,6 +49,7 @@ async fn main() -> anyhow::Result<()> {
     subscription.caught_up().await?;
     let status = subscription.status();
     let stored = subscription.shutdown().await?;
+    client.shutdown().await;
     println!("{} settled, stored: {}", status.settled, stored.map_or_else(|| "nothing".into(), |at| at.to_string()));
     Ok(())
 }

@@ -20,7 +20,8 @@ async fn main() -> anyhow::Result<()> {
         eprintln!("set MONGODB_URI to the replica set to run this example on");
         std::process::exit(2);
     };
-    let db = Client::with_uri_str(uri).await?.database("mongosub_by_hand");
+    let client = Client::with_uri_str(uri).await?;
+    let db = client.database("mongosub_by_hand");
     let orders: Collection<Document> = db.collection("orders");
     let model = ChangeStreamModel::collection(&orders);
     let storage = MongoCheckpointStorage::new(&db.collection::<Document>("checkpoints"));
@@ -67,8 +68,10 @@ async fn main() -> anyhow::Result<()> {
             other => bail!("{other:?}"),
         }
     }
+    drop(reader);
     if let Some(stored) = storage.read(&id).await?.and_then(|record| record.position) {
         println!("stored {stored}; the next run goes on behind it");
     }
+    client.shutdown().await;
     Ok(())
 }

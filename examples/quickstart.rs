@@ -36,7 +36,8 @@ async fn main() -> anyhow::Result<()> {
         eprintln!("set MONGODB_URI to the replica set to run this example on");
         std::process::exit(2);
     };
-    let db = Client::with_uri_str(uri).await?.database("mongosub_quickstart");
+    let client = Client::with_uri_str(uri).await?;
+    let db = client.database("mongosub_quickstart");
     let orders: Collection<Document> = db.collection("orders");
 
     let model = ChangeStreamModel::collection(&orders).full_document(FullDocument::UpdateLookup);
@@ -56,6 +57,8 @@ async fn main() -> anyhow::Result<()> {
         reason = subscription.stopped() => anyhow::bail!("it has stopped: {reason}"),
     }
     let stored = subscription.shutdown().await?;
+    // Waits until the cursors are closed at the server too; without it the driver can panic as the runtime ends.
+    client.shutdown().await;
     println!("stored: {}", stored.map_or_else(|| "nothing".into(), |position| position.to_string()));
     Ok(())
 }
