@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, reason = "a test binary exports nothing; `pub` here means: for the other modules")]
 #![allow(clippy::unwrap_used, reason = "all of this is tests")]
 
+mod demo;
 mod fixture;
 mod storage;
 #[path = "../support/mod.rs"]
@@ -15,7 +16,7 @@ use std::process::ExitCode;
 const ROLES: &[support::child::Role] = &[("test-run", fixture::test_run)];
 
 fn tests() -> Vec<libtest_mimic::Trial> {
-    [fixture::tests(), storage::tests()].into_iter().flatten().collect()
+    [demo::tests(), fixture::tests(), storage::tests()].into_iter().flatten().collect()
 }
 
 fn main() -> ExitCode {

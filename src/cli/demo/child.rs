@@ -13,8 +13,9 @@ use crate::checkpoint::Checkpoint;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The demo kills its subscriber on purpose: that the next one takes over at once is no news.
-const LOGGED: &str = "warn,mongosub::run::start=error";
+/// The demo kills its subscriber on purpose, and gives it a small oplog on purpose: that the next one takes over at once
+/// is no news, nor is that a second is half of what the oplog holds.
+const LOGGED: &str = "warn,mongosub::run::start=error,mongosub::run::window=error";
 
 pub(super) struct Subscriber {
     process: Child,
