@@ -5,16 +5,18 @@
 #![allow(clippy::unwrap_used, reason = "all of this is tests")]
 
 mod fixture;
+mod kill;
+mod seen;
 #[path = "../support/mod.rs"]
 mod support;
 
 use std::process::ExitCode;
 
 /// What a child process of these tests can be told to do.
-const ROLES: &[support::child::Role] = &[("test-run", fixture::test_run)];
+const ROLES: &[support::child::Role] = &[("test-run", fixture::test_run), ("killed-subscriber", kill::play)];
 
 fn tests() -> Vec<libtest_mimic::Trial> {
-    [fixture::tests()].into_iter().flatten().collect()
+    [fixture::tests(), kill::tests()].into_iter().flatten().collect()
 }
 
 fn main() -> ExitCode {
