@@ -5,7 +5,11 @@
 #![allow(clippy::unwrap_used, reason = "all of this is tests")]
 
 mod fixture;
+mod hole;
 mod kill;
+mod quiet;
+mod reopen;
+mod rights;
 mod seen;
 #[path = "../support/mod.rs"]
 mod support;
@@ -13,10 +17,14 @@ mod support;
 use std::process::ExitCode;
 
 /// What a child process of these tests can be told to do.
-const ROLES: &[support::child::Role] = &[("test-run", fixture::test_run), ("killed-subscriber", kill::play)];
+const ROLES: &[support::child::Role] =
+    &[("test-run", fixture::test_run), ("killed-subscriber", kill::play), ("talk", rights::talk)];
 
 fn tests() -> Vec<libtest_mimic::Trial> {
-    [fixture::tests(), kill::tests()].into_iter().flatten().collect()
+    [fixture::tests(), hole::tests(), kill::tests(), quiet::tests(), reopen::tests(), rights::tests()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn main() -> ExitCode {
