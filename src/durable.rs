@@ -25,9 +25,10 @@ use crate::run::policy::{SaveMode, SavePolicy};
 use crate::run::saver::Saver;
 use crate::run::settings::Options;
 use crate::run::start::{Started, Starting};
+use crate::run::window;
 use crate::run::work::{HandlerWork, Work};
 use crate::start::StartAt;
-use crate::status::{Board, Status};
+use crate::status::{Board, State, Status};
 use crate::storage::{BoxFuture, CheckpointStorage, Save};
 use crate::subscription::Subscription;
 
@@ -350,6 +351,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
         status.saved_at = saved_at;
         let board = Arc::new(Board::new(status));
         let recorded = stored.is_some();
+        let quiet_interval = settings.quiet_interval;
         let template = Save {
             pipeline: Some(pipeline),
             source: Some(source),
@@ -376,6 +378,17 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             opened: None,
             settings,
         };
+        if let Some(interval) = quiet_interval {
+            let look = window::warn_when_short(id.clone(), self.inner.model.clone(), interval);
+            // It ends with the run, whose handles and tasks hold the other ends of its status.
+            let mut status = board.subscribe();
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = look => {}
+                    _ = status.wait_for(|status| matches!(status.state, State::Stopped(_))) => {}
+                }
+            });
+        }
         let (commands, receiver) = mpsc::unbounded_channel();
         let subscription = Subscription::new(id, commands, board.subscribe());
         tokio::spawn(metrics::publish(board.subscribe()));

@@ -54,6 +54,13 @@ pub trait SubscriptionModel: Clone + Send + Sync + 'static {
     /// [`SourceError`] when it could not be asked.
     fn earliest(&self) -> impl Future<Output = Result<Checkpoint, SourceError>> + Send;
 
+    /// Whether a position can still be opened, asked as cheaply as can be. A source that has never dropped anything
+    /// can read from any time on.
+    ///
+    /// # Errors
+    /// [`SourceError`] when it could not be asked.
+    fn is_readable(&self, position: &Checkpoint) -> impl Future<Output = Result<bool, SourceError>> + Send;
+
     /// What can be known of the source: what the rights do not show is `None`.
     ///
     /// # Errors

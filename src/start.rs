@@ -39,6 +39,7 @@ impl Default for StartAt {
     }
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's serialize_with passes the field by reference")]
 fn as_checkpoint<S: serde::Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
     Checkpoint::Time(*time).serialize(serializer)
 }

@@ -182,6 +182,7 @@ impl StartPosition {
 /// What became of a claim.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
+#[allow(clippy::large_enum_variant, reason = "there is one for each start of a subscription")]
 pub enum ClaimOutcome {
     /// The id is the claim's own now; the record as it is after the claim.
     Claimed(Record),

@@ -408,6 +408,10 @@ impl SubscriptionModel for MemoryModel {
         self.answer(Call::Earliest, |script| Checkpoint::Time(script.feed.oldest))
     }
 
+    async fn is_readable(&self, position: &Checkpoint) -> Result<bool, SourceError> {
+        Ok(self.change(|script| script.feed.is_readable(position)))
+    }
+
     async fn identity(&self) -> Result<Identity, SourceError> {
         self.answer(Call::Identity, |script| script.identity.clone())
     }

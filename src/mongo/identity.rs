@@ -35,7 +35,8 @@ async fn uuid(source: &Source, namespace: &Namespace) -> Result<Option<String>, 
     let uuid = info.and_then(|collection| collection.get_document("info").ok()).and_then(|info| info.get("uuid"));
     Ok(match uuid {
         Some(Bson::Binary(uuid)) if uuid.subtype == BinarySubtype::Uuid => {
-            Some(uuid.bytes.iter().map(|byte| format!("{byte:02X}")).collect())
+            let digit = |half: u8| char::from_digit(half.into(), 16).unwrap_or_default().to_ascii_uppercase();
+            Some(uuid.bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect())
         }
         _ => None,
     })

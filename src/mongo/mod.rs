@@ -18,6 +18,7 @@ mod size;
 mod stages;
 mod step;
 mod storage_error;
+mod task;
 mod token;
 
 pub use checkpoint_storage::MongoCheckpointStorage;

@@ -8,11 +8,10 @@ use mongodb::options::{ReadPreference, SelectionCriteria};
 use mongodb::{Client, Collection, Database};
 
 use super::open::Source;
-use super::reader::{self, ChangeStreamReader};
-use super::{identity, present, stages};
+use super::reader::ChangeStreamReader;
+use super::{identity, present, stages, task};
 use crate::checkpoint::Checkpoint;
 use crate::error::{SourceError, SubscribeError};
-use crate::filter::Filter;
 use crate::ids::Namespace;
 use crate::model::{Fingerprint, Identity, Plan, Scope, SubscriptionModel};
 use crate::reason::Reason;
@@ -229,9 +228,9 @@ impl SubscriptionModel for ChangeStreamModel {
     type Reader = ChangeStreamReader;
 
     async fn open(&self, from: Option<&Checkpoint>, plan: &Plan) -> Result<ChangeStreamReader, SourceError> {
-        let user = user_stages(&plan.filter);
+        let user = plan.filter.stages();
         stages::check(&user).map_err(|message| SourceError::Refused(Reason::RefusedByServer { code: 0, message }))?;
-        reader::open(self.source(&plan.leave_out, &user), from).await
+        task::open(self.source(&plan.leave_out, &user), from).await
     }
 
     fn check(&self, plan: &Plan) -> Result<Fingerprint, SubscribeError> {
@@ -242,18 +241,25 @@ impl SubscriptionModel for ChangeStreamModel {
                 "must not be zero: an idle stream would ask without pause".to_owned(),
             ));
         }
-        if let Scope::Collection(own) = &self.scope {
-            if plan.leave_out.contains(own) {
-                let message = format!("{own} holds the checkpoints, and would feed on its own writes for ever");
-                return Err(config("model", message));
-            }
+        if let Scope::Collection(own) = &self.scope
+            && plan.leave_out.contains(own)
+        {
+            let message = format!("{own} holds the checkpoints, and would feed on its own writes for ever");
+            return Err(config("model", message));
         }
-        if needs_full_document(&plan.filter) && self.full_document == FullDocument::Default {
+        if let Scope::Collection(own) = &self.scope
+            && own.collection.contains('$')
+        {
+            // The server would open the stream and wait for ever.
+            return Err(config("model", format!("no collection can be named {own}: `$` is not allowed in it")));
+        }
+        plan.filter.validate()?;
+        if plan.filter.needs_full_document() && self.full_document == FullDocument::Default {
             return Err(SubscribeError::FilterNeedsFullDocument);
         }
-        let user = user_stages(&plan.filter);
+        let user = plan.filter.stages();
         stages::check(&user).map_err(|message| config("filter", message))?;
-        stages::fingerprint(&user).map_err(|message| config("filter", message))
+        Ok(Fingerprint::of(&user))
     }
 
     async fn global_checkpoint(&self) -> Result<Option<Checkpoint>, SourceError> {
@@ -274,20 +280,16 @@ impl SubscriptionModel for ChangeStreamModel {
         earliest.map(Checkpoint::Time).map_err(|fault| source.error(fault, None))
     }
 
+    async fn is_readable(&self, position: &Checkpoint) -> Result<bool, SourceError> {
+        let source = self.source(&[], &[]);
+        let readable = present::is_readable(&source, position).await;
+        readable.map_err(|fault| source.error(fault, Some(position)))
+    }
+
     async fn identity(&self) -> Result<Identity, SourceError> {
         let source = self.source(&[], &[]);
         identity::identity(&source).await.map_err(|fault| source.error(fault, None))
     }
-}
-
-/// The user's stages. To be taken from the filter.
-fn user_stages(_filter: &Filter) -> Vec<Document> {
-    Vec::new()
-}
-
-/// Whether it drops updates without a full document. To be taken from the filter.
-fn needs_full_document(_filter: &Filter) -> bool {
-    false
 }
 
 /// The scope, and nothing of the connection: that may hold a password.
@@ -303,5 +305,68 @@ impl fmt::Debug for ChangeStreamModel {
             .field("max_await_time", &self.max_await_time)
             .field("global_checkpoint", &self.global_checkpoint)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filter::Filter;
+    use bson::doc;
+
+    async fn orders() -> Collection<Document> {
+        let client = Client::with_uri_str("mongodb://user:secret@localhost:1/").await.unwrap();
+        client.database("shop").collection("orders")
+    }
+
+    #[tokio::test]
+    async fn options_become_those_of_the_stage_and_no_more() {
+        let orders = orders().await;
+        let stage = |model: &ChangeStreamModel| model.source(&[], &[]).stage;
+        let model = ChangeStreamModel::collection(&orders);
+        assert_eq!(stage(&model), doc! {});
+        assert_eq!(stage(&ChangeStreamModel::deployment(orders.client())), doc! { "allChangesForCluster": true });
+        let model = model
+            .full_document(FullDocument::WhenAvailable)
+            .full_document_before_change(FullDocumentBeforeChange::Required)
+            .show_expanded_events(true);
+        let all = doc! {
+            "fullDocument": "whenAvailable", "fullDocumentBeforeChange": "required", "showExpandedEvents": true
+        };
+        assert_eq!(stage(&model), all);
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_served_is_refused_without_asking_the_server() {
+        let model = ChangeStreamModel::collection(&orders().await);
+        let paid = Plan::new(Filter::field("status").eq("paid"));
+        assert_eq!(model.check(&paid), Err(SubscribeError::FilterNeedsFullDocument));
+        assert!(model.clone().full_document(FullDocument::UpdateLookup).check(&paid).is_ok());
+        let field = |model: &ChangeStreamModel, plan: &Plan| match model.check(plan) {
+            Err(SubscribeError::Config { field, .. }) => field,
+            other => panic!("{other:?}"),
+        };
+        let without_id = Plan::new(Filter::pipeline([doc! { "$project": { "_id": 0 } }]));
+        assert_eq!(field(&model, &without_id), "filter");
+        let mut own = Plan::default();
+        own.leave_out.push(Namespace::new("shop", "orders"));
+        assert_eq!(field(&model, &own), "model");
+        assert_eq!(field(&model.max_await_time(Duration::ZERO), &Plan::default()), "max_await_time");
+    }
+
+    #[tokio::test]
+    async fn the_fingerprint_is_of_the_users_stages_alone() {
+        let model = ChangeStreamModel::collection(&orders().await);
+        let mut plan = Plan::default();
+        let print = model.check(&plan);
+        plan.leave_out.push(Namespace::new("shop", "checkpoints"));
+        assert_eq!(model.clone().full_document(FullDocument::UpdateLookup).check(&plan), print);
+        assert_ne!(model.check(&Plan::new(Filter::pipeline([doc! { "$match": { "a": 1 } }]))), print);
+    }
+
+    #[tokio::test]
+    async fn nothing_of_the_connection_is_printed() {
+        let printed = format!("{:?}", ChangeStreamModel::collection(&orders().await));
+        assert!(printed.contains("orders") && !printed.contains("secret"), "{printed}");
     }
 }

@@ -1,7 +1,7 @@
 //! The texts in which the Occurrent library stores a change-stream position when it stores it as text: as JSON (a
 //! token or an operation time, in a document or bare), as Java prints a timestamp, or as a token's bare hex.
 //!
-//! The language is small and regular on purpose: the server reads it too ([`TOKEN_PATTERN`], [`TIME_PATTERN`]), since a
+//! The language is small and regular on purpose: the server reads it too ([`PATTERN`]), since a
 //! write must leave alone what the reader refuses. Whatever only *contains* a position, such as the catch-up positions
 //! of Occurrent with the live start in them, is no position here: starting from it would skip the rest of a replay.
 //! Called by `record.rs` and `record_pipeline.rs`.
@@ -10,8 +10,9 @@ use bson::Timestamp;
 
 use crate::checkpoint::{Checkpoint, Token};
 
-/// Matches the texts of a token; the first group is its hex, which must also have an even number of digits.
-pub(super) const TOKEN_PATTERN: &str = concat!(
+/// Matches what [`position`] reads. Its first group is the hex of a token, which must also have an even number of
+/// digits; a time has none.
+pub(super) const PATTERN: &str = concat!(
     r#"\A[ \t\r\n]*+(?|"#,
     r#"\{[ \t\r\n]*+"resumeToken"[ \t\r\n]*+:[ \t\r\n]*+"#,
     r#"\{[ \t\r\n]*+"_data"[ \t\r\n]*+:[ \t\r\n]*+"(82[0-9A-Fa-f]{16,}+)"[ \t\r\n]*+"#,
@@ -19,13 +20,8 @@ pub(super) const TOKEN_PATTERN: &str = concat!(
     r#"[ \t\r\n]*+\}"#,
     r#"|\{[ \t\r\n]*+"_data"[ \t\r\n]*+:[ \t\r\n]*+"(82[0-9A-Fa-f]{16,}+)"[ \t\r\n]*+"#,
     r#"(?:,[ \t\r\n]*+"_typeBits"[ \t\r\n]*+:[ \t\r\n]*+\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)?+\}[ \t\r\n]*+)?+\}"#,
-    r#"|(82[0-9A-Fa-f]{16,}+))[ \t\r\n]*+\z"#,
-);
-
-/// Matches the texts of an operation time.
-pub(super) const TIME_PATTERN: &str = concat!(
-    r#"\A[ \t\r\n]*+(?:"#,
-    r#"\{[ \t\r\n]*+"operationTime"[ \t\r\n]*+:[ \t\r\n]*+"#,
+    r#"|(82[0-9A-Fa-f]{16,}+)"#,
+    r#"|\{[ \t\r\n]*+"operationTime"[ \t\r\n]*+:[ \t\r\n]*+"#,
     r#"\{[ \t\r\n]*+"\$timestamp"[ \t\r\n]*+:[ \t\r\n]*+"#,
     r#"\{[ \t\r\n]*+"t"[ \t\r\n]*+:[ \t\r\n]*+(?:[0-3][0-9]{9}|[0-9]{1,9})[ \t\r\n]*+,"#,
     r#"[ \t\r\n]*+"i"[ \t\r\n]*+:[ \t\r\n]*+(?:[0-3][0-9]{9}|[0-9]{1,9})[ \t\r\n]*+\}"#,

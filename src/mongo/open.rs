@@ -92,8 +92,7 @@ impl Source {
         let limit = i64::try_from(limit.as_millis()).unwrap_or(VERDICT_MS);
         let start = doc! { "startAtOperationTime": from };
         match self.run(self.command(start, 1, Some(limit)), How { events: 1, behind: false }).await {
-            Ok(_) => Ok(true),
-            Err(Fault { class: Class::Behind | Class::TooLarge, .. }) => Ok(true),
+            Ok(_) | Err(Fault { class: Class::Behind | Class::TooLarge, .. }) => Ok(true),
             Err(Fault { class: Class::HistoryLost, .. }) => Ok(false),
             Err(fault) => Err(fault),
         }

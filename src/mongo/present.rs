@@ -8,6 +8,7 @@ use super::classify::{Class, Fault};
 use super::hello::{Hello, hello, on_primary};
 use super::model::GlobalCheckpointSource;
 use super::open::Source;
+use crate::checkpoint::Checkpoint;
 use crate::model::Scope;
 
 /// How long one question for the oldest position may keep the server.
@@ -71,6 +72,14 @@ async fn majority_time(source: &Source) -> Result<Option<Timestamp>, Fault> {
         Hello { deployment: Some(_), .. } => Ok(None),
         Hello { uninitiated: true, .. } => Err(Fault::retry("the replica set has not been initiated yet")),
         Hello { .. } => Err(Fault { class: Class::NotAReplicaSet, code: None, message: String::new() }),
+    }
+}
+
+/// Whether a position can still be opened. Text is of another kind of model and cannot.
+pub(super) async fn is_readable(source: &Source, position: &Checkpoint) -> Result<bool, Fault> {
+    match position.cluster_time() {
+        Some(time) => source.bare().has_history(time, PROBE).await,
+        None => Ok(false),
     }
 }
 

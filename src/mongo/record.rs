@@ -3,7 +3,7 @@
 //! Whatever is refused here must be refused by [`readable`](super::record_pipeline::readable) too, and the other way
 //! round: a write leaves alone exactly what a read refuses.
 
-use bson::{Bson, DateTime, Document, Timestamp, doc};
+use bson::{Bson, DateTime, Document, RawDocument, Timestamp, doc};
 
 use super::occurrent;
 use crate::checkpoint::{Checkpoint, Kind, Token};
@@ -57,12 +57,11 @@ pub(super) fn encode_source(source: &Source) -> Document {
 ///
 /// # Errors
 /// [`StorageError::Unreadable`] naming the field.
-pub(super) fn decode(id: &SubscriptionId, stored: &Document) -> Result<Record, StorageError> {
-    decode_fields(id, stored).map_err(|Wrong { field, message }| StorageError::Unreadable {
-        id: id.to_string(),
-        field,
-        message,
-    })
+pub(super) fn decode(id: &SubscriptionId, stored: &RawDocument) -> Result<Record, StorageError> {
+    let unreadable = |field, message| StorageError::Unreadable { id: id.to_string(), field, message };
+    let stored = Document::try_from(stored)
+        .map_err(|error| unreadable("(the whole record)".into(), format!("is no valid BSON: {error}")))?;
+    decode_fields(id, &stored).map_err(|Wrong { field, message }| unreadable(field, message))
 }
 
 /// A field that cannot be read, and what is wrong with it.

@@ -6,11 +6,8 @@
 
 use bson::{Bson, Document, Timestamp, doc};
 
-use super::occurrent::{TIME_PATTERN, TOKEN_PATTERN};
-use super::record::{
-    CHECKPOINT, LARGEST, LEGACY_CHECKPOINT, OPERATION_TIME, OURS, POSITIONS, RESUME_TOKEN, SCHEMA, encode_position,
-    encode_source,
-};
+use super::occurrent::PATTERN;
+use super::record::{LARGEST, OPERATION_TIME, OURS, POSITIONS, RESUME_TOKEN, SCHEMA, encode_position, encode_source};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::ids::{Epoch, Ownership};
 use crate::model::Fingerprint;
@@ -111,11 +108,18 @@ pub(super) fn readable() -> Document {
         "branches": [
             alone(RESUME_TOKEN, is_token()),
             alone(OPERATION_TIME, is_type("$operationTime", "timestamp")),
-            alone(CHECKPOINT, all([
-                is_type("$checkpoint", "string"),
-                any([is_own_position, is_position_text("$checkpoint")]),
-            ])),
-            alone(LEGACY_CHECKPOINT, is_position_text("$subscriptionPosition")),
+            // Both texts in one branch, so that the server compiles the pattern once: that is what costs.
+            {
+                "case": any([has("$checkpoint"), has("$subscriptionPosition")]),
+                "then": { "$let": {
+                    "vars": { "text": { "$cond": [has("$checkpoint"), "$checkpoint", "$subscriptionPosition"] } },
+                    "in": all([
+                        any([is_missing("$checkpoint"), is_missing("$subscriptionPosition")]),
+                        is_type("$$text", "string"),
+                        any([all([has("$checkpoint"), is_own_position]), is_position_text("$$text")]),
+                    ]),
+                } },
+            },
         ],
         "default": true,
     } };
@@ -186,16 +190,19 @@ fn is_token() -> Document {
 
 /// A string that `occurrent::position` reads.
 fn is_position_text(path: &str) -> Document {
-    let is_token = doc! { "$let": {
-        "vars": { "token": { "$regexFind": { "input": path, "regex": literal(TOKEN_PATTERN) } } },
-        "in": { "$cond": [
-            { "$eq": [{ "$type": "$$token" }, "object"] },
-            is_even(doc! { "$strLenBytes": { "$arrayElemAt": ["$$token.captures", 0] } }),
-            false,
-        ] },
-    } };
-    let is_time = doc! { "$regexMatch": { "input": path, "regex": literal(TIME_PATTERN) } };
-    doc! { "$cond": [is_type(path, "string"), any([is_token, is_time]), false] }
+    doc! { "$cond": [
+        is_type(path, "string"),
+        { "$let": {
+            "vars": { "found": { "$regexFind": { "input": path, "regex": literal(PATTERN) } } },
+            "in": { "$cond": [
+                is_type("$$found", "object"),
+                // A time has no hex.
+                is_even(doc! { "$strLenBytes": { "$ifNull": [{ "$arrayElemAt": ["$$found.captures", 0] }, ""] } }),
+                false,
+            ] },
+        } },
+        false,
+    ] }
 }
 
 fn is_source() -> Document {

@@ -27,10 +27,19 @@ pub(super) struct Replied {
     pub(super) first: bool,
     /// The position has moved.
     pub(super) moved: bool,
-    /// It was the cursor's last.
-    pub(super) closed: bool,
-    /// It ended the feed with an `invalidate`.
-    pub(super) invalidated: bool,
+    pub(super) end: End,
+}
+
+/// What comes behind a reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum End {
+    /// The next one.
+    #[default]
+    Open,
+    /// Nothing: it was the cursor's last.
+    Closed,
+    /// Nothing: an `invalidate` has ended the feed.
+    Invalidated,
 }
 
 /// What to do next.
@@ -112,15 +121,14 @@ impl Recovery {
     fn replied(&mut self, reply: Replied) -> Next {
         // The first reply of an open is a good read only when it moved the position: a stream that opens and fails
         // again and again must not be tried without pause.
-        if reply.moved || !(reply.first || reply.closed) {
+        if reply.moved || !(reply.first || reply.end == End::Closed) {
             self.failures = 0;
             self.hollow = 0;
         }
-        if reply.invalidated {
-            return Next::End;
-        }
-        if reply.closed {
-            return self.ended();
+        match reply.end {
+            End::Open => {}
+            End::Closed => return self.ended(),
+            End::Invalidated => return Next::End,
         }
         if let Some(events) = &mut self.one_by_one {
             *events += u32::try_from(reply.events).unwrap_or(FIT_AGAIN);
@@ -188,8 +196,7 @@ mod tests {
         Happened::Failed(Phase::GetMore, fault(class))
     }
 
-    const GOOD: Replied =
-        Replied { events: 1, bytes: 1000, first: false, moved: true, closed: false, invalidated: false };
+    const GOOD: Replied = Replied { events: 1, bytes: 1000, first: false, moved: true, end: End::Open };
 
     #[test]
     fn a_good_stream_is_read_on() {
@@ -273,14 +280,14 @@ mod tests {
 
     #[test]
     fn an_invalidate_ends_the_feed() {
-        let last = Replied { closed: true, invalidated: true, ..GOOD };
+        let last = Replied { end: End::Invalidated, ..GOOD };
         assert_eq!(Recovery::default().step(Happened::Replied(last)), Next::End);
     }
 
     #[test]
     fn an_end_without_a_word_is_opened_again_but_not_for_ever() {
         let mut recovery = Recovery::default();
-        let closed = Happened::Replied(Replied { closed: true, first: true, ..Replied::default() });
+        let closed = Happened::Replied(Replied { end: End::Closed, first: true, ..Replied::default() });
         for happened in [closed.clone(), Happened::Ended, closed.clone(), Happened::Ended] {
             assert_eq!(recovery.step(happened), Next::Open(Wait::Backoff));
         }

@@ -5,6 +5,7 @@
 use mongodb::error::{Error, ErrorKind, WriteFailure};
 
 use super::call::CallError;
+use super::classify::describe;
 use crate::error::StorageError;
 
 /// Codes that heal by themselves: elections, stepdowns, network, time limits, a full disk.
@@ -51,20 +52,19 @@ pub(super) fn storage_error(error: &CallError, need: Need<'_>) -> StorageError {
             _ => StorageError::Refused { code, message: format!("{name}: {text}") },
         };
     }
+    let unavailable = |message: String| StorageError::Unavailable { message };
     match &*error.kind {
-        ErrorKind::Io(io) => StorageError::Unavailable { message: format!("network: {io}") },
-        ErrorKind::ServerSelection { message, .. } => StorageError::Unavailable { message: message.clone() },
-        ErrorKind::ConnectionPoolCleared { message, .. } => StorageError::Unavailable { message: message.clone() },
-        ErrorKind::DnsResolve { message, .. } => StorageError::Unavailable { message: format!("DNS: {message}") },
-        ErrorKind::Authentication { message, .. } => {
-            StorageError::Unavailable { message: format!("authentication: {message}") }
-        }
-        ErrorKind::InvalidResponse { message, .. } => {
-            StorageError::Unavailable { message: format!("an answer that cannot be read: {message}") }
-        }
-        ErrorKind::InvalidArgument { message, .. } => StorageError::Refused { code: 0, message: message.clone() },
-        ErrorKind::InvalidTlsConfig { message, .. } => StorageError::Refused { code: 0, message: message.clone() },
-        ErrorKind::IncompatibleServer { message, .. } => StorageError::Refused { code: 0, message: message.clone() },
+        ErrorKind::Io(io) => unavailable(format!("network: {io}")),
+        ErrorKind::ServerSelection { .. } | ErrorKind::ConnectionPoolCleared { .. } => unavailable(describe(error).1),
+        ErrorKind::DnsResolve { message, .. } => unavailable(format!("DNS: {message}")),
+        ErrorKind::Authentication { .. } => StorageError::Unauthorized {
+            action: format!("a login that is accepted ({})", describe(error).1),
+            resource: "the deployment".into(),
+        },
+        ErrorKind::InvalidResponse { message, .. } => unavailable(format!("an answer that cannot be read: {message}")),
+        ErrorKind::InvalidArgument { message, .. }
+        | ErrorKind::InvalidTlsConfig { message, .. }
+        | ErrorKind::IncompatibleServer { message, .. } => StorageError::Refused { code: 0, message: message.clone() },
         ErrorKind::Shutdown => StorageError::Refused { code: 0, message: "the client has been shut down".into() },
         _ => StorageError::Refused { code: 0, message: "an error of the driver's that has no text here".into() },
     }

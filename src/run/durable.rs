@@ -216,10 +216,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
                 continue;
             };
             match turn {
-                Turn::Nothing | Turn::Delivered(Ended::Asked | Ended::Stalled(_)) => {}
                 // A feed that has ended cannot be paused.
                 Turn::Delivered(Ended::Stopped(reason)) if goal == Goal::Pause => goal = Goal::Stop(reason),
-                Turn::Delivered(Ended::Stopped(_)) => {}
+                Turn::Nothing | Turn::Delivered(_) => {}
                 Turn::Lost(lost) => goal = self.lost(lost),
             }
         }

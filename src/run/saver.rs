@@ -25,6 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Quiet writes that fail in a row before the status shows it.
 const QUIET_FAILURES: u32 = 3;
 
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own, and they go together in every way")]
 pub(crate) struct Saver<S> {
     storage: S,
     template: Save,

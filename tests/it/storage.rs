@@ -1,4 +1,5 @@
 //! The suite for checkpoint storages: it passes for the one in memory, and fails for each broken one by name.
+#![allow(clippy::unwrap_used, reason = "all of this is tests")]
 
 mod broken;
 mod position_order;

@@ -256,5 +256,7 @@ pub fn talk(input: serde_json::Value) -> anyhow::Result<()> {
             println!("{error} {error:?}");
         }
         anyhow::Ok(())
-    })
+    })?;
+    // Past the runtime's own end, at which tasks of the driver can panic.
+    std::process::exit(0)
 }

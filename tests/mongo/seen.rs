@@ -57,6 +57,12 @@ impl Seen {
         self.all().into_iter().map(|delivery| delivery.position).collect()
     }
 
+    /// Whether everything that came is behind a stored position.
+    pub fn is_covered_by(&self, stored: Option<&Checkpoint>) -> bool {
+        let last = self.positions().pop();
+        last.zip(stored).is_some_and(|(last, stored)| *stored == last || stored.is_beyond(&last))
+    }
+
     /// Waits until the change of this document has come.
     pub async fn sees(&self, id: i32) {
         let what = format!("the change of document {id} is delivered; so far: {self:?}");

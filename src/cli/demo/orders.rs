@@ -132,23 +132,20 @@ impl<'a> Play<'a> {
     async fn quiet_position(&self, last: &Checkpoint) -> Result<Checkpoint, Failed> {
         let storage = MongoCheckpointStorage::new(&self.database.collection::<Document>(CHECKPOINTS));
         let id = SubscriptionId::new(ID).map_err(|error| error.to_string())?;
+        let model = ChangeStreamModel::collection(&self.orders);
         // The demo's own server has dropped the order by now: only a position that is still there will do.
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
             let record = storage.read(&id).await.map_err(|error| error.to_string())?;
             if let Some((position, Kind::Quiet)) = record.and_then(|record| record.position.zip(record.kind))
                 && position.is_beyond(last)
-                && self.is_readable(&position).await
+                && model.is_readable(&position).await.map_err(|error| error.to_string())?
             {
                 return Ok(position);
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         Err(format!("no quiet position was stored within {} s", PATIENCE.as_secs()))
-    }
-
-    async fn is_readable(&self, position: &Checkpoint) -> bool {
-        ChangeStreamModel::collection(&self.orders).open(Some(position), &Plan::default()).await.is_ok()
     }
 
     /// Without the quiet position the subscription would have ended here.

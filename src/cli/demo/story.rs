@@ -10,6 +10,7 @@ pub(super) struct Story {
     terminal: bool,
 }
 
+#[allow(clippy::unused_self, reason = "who tells the story is handed down, so that nobody else prints")]
 impl Story {
     pub(super) fn new() -> Self {
         Self { terminal: std::io::stderr().is_terminal() }

@@ -3,10 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::*;
+use bson::Timestamp;
+
+use super::{EVENT, Failed, claimed, fresh_id, id, saved, stored, time, token};
 use crate::checkpoint::Kind;
+use crate::conformance::report::{same, that};
+use crate::ids::{Epoch, Fence, Owner, Ownership};
 use crate::model::Fingerprint;
-use crate::storage::StartPosition;
+use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Save, StartPosition};
 
 pub(super) async fn an_unknown_id_has_no_record<S: CheckpointStorage>(storage: S) -> Result<(), Failed> {
     let id = fresh_id("unknown")?;

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use bson::Timestamp;
 
-use super::report::{Failed, Report, same, that};
+use super::report::{Failed, Report, same};
 use crate::checkpoint::{Checkpoint, Token};
-use crate::ids::{Epoch, Fence, Owner, Ownership, SubscriptionId};
+use crate::ids::{Ownership, SubscriptionId};
 use crate::storage::{BoxFuture, CheckpointStorage, Claim, ClaimOutcome, Record, Save, SaveOutcome};
 
 /// Runs every check against a storage of its own, which `fresh` makes. Ids are fresh too, so it may be one with records

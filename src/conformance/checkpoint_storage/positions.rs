@@ -1,6 +1,10 @@
 //! The order of positions, as saves see it.
 
-use super::*;
+use super::{EVENT, Failed, LATER_EVENT, QUIET, claimed, fresh_id, not_ahead, saved, stored, time, token};
+use crate::checkpoint::Checkpoint;
+use crate::conformance::report::same;
+use crate::ids::Epoch;
+use crate::storage::{CheckpointStorage, Claim, Save};
 
 pub(super) async fn positions_of_one_epoch_are_in_order<S: CheckpointStorage>(storage: S) -> Result<(), Failed> {
     let ascending = [

@@ -1,10 +1,13 @@
 //! Saves: who may, and what is stored.
 
-use super::*;
-use crate::checkpoint::Kind;
-use crate::ids::Namespace;
+use bson::Timestamp;
+
+use super::{EVENT, Failed, QUIET, claimed, fresh_id, id, not_ahead, saved, stored, time, token};
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::conformance::report::{same, that};
+use crate::ids::{Epoch, Fence, Namespace, Owner, Ownership};
 use crate::model::{Fingerprint, Scope};
-use crate::storage::{Source, StartPosition};
+use crate::storage::{CheckpointStorage, Claim, Save, SaveOutcome, Source, StartPosition};
 
 pub(super) async fn a_save_without_a_claim_is_gone_and_makes_nothing<S: CheckpointStorage>(
     storage: S,

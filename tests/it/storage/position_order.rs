@@ -21,10 +21,9 @@ fn number(number: u32) -> String {
     if number == 0 {
         return "29".into();
     }
-    let bytes = (u64::from(number) << 1).to_be_bytes();
-    let bytes = &bytes[bytes.iter().take_while(|byte| **byte == 0).count()..];
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02X}")).collect();
-    format!("{:02X}{hex}", 0x2A + bytes.len())
+    let hex = format!("{:X}", u64::from(number) << 1);
+    let bytes = hex.len().div_ceil(2);
+    format!("{:02X}{hex:0>width$}", 0x2A + bytes, width = 2 * bytes)
 }
 
 fn checkpoint(time: Timestamp, place: Place) -> Checkpoint {

@@ -176,6 +176,10 @@ impl SubscriptionModel for Model {
         self.inner.head().await
     }
 
+    async fn is_readable(&self, position: &Checkpoint) -> Result<bool, SourceError> {
+        self.inner.is_readable(position).await
+    }
+
     async fn earliest(&self) -> Result<Checkpoint, SourceError> {
         self.inner.earliest().await
     }
