@@ -59,9 +59,9 @@ pub(crate) struct View {
 }
 
 impl Desk {
-    pub(crate) fn new(start: Option<Checkpoint>, save: SavePolicy) -> Self {
+    pub(crate) fn new(start: Option<Checkpoint>, save: SavePolicy, saves_quiet: bool) -> Self {
         let progress = Progress::new(start);
-        let policy = Policy::new(save, progress.safe().cloned());
+        let policy = Policy::new(save, saves_quiet, progress.safe().cloned());
         let inner = Inner { progress, policy, in_hand: None, given_up: None, watched: false, told: false };
         Self { inner: Mutex::new(inner), news: Notify::new(), gate: watch::Sender::new(Gate::default()) }
     }
@@ -156,12 +156,10 @@ impl Desk {
         self.inner().watched = every;
     }
 
-    pub(crate) fn sent(&self, events: u64) {
-        self.inner().policy.sent(events);
-    }
-
-    pub(crate) fn open_gate(&self, stored: u64) {
-        self.gate.send_replace(Gate { closed: false, stored });
+    /// A position is stored: the count of the save policy starts again behind it, and delivery may go on.
+    pub(crate) fn saved(&self, mark: &Mark) {
+        self.inner().policy.saved(mark.events);
+        self.gate.send_replace(Gate { closed: false, stored: mark.seq });
     }
 
     pub(crate) fn close_gate(&self) {

@@ -14,6 +14,7 @@ use crate::model::SubscriptionModel;
 use crate::reason::Reason;
 use crate::run::core::{Core, Turn};
 use crate::run::deliver::{Deliver, Ended};
+use crate::run::progress::Mark;
 use crate::run::saver::{Lost, Saver};
 use crate::run::watchdog::still_own;
 use crate::status::{Phase, State};
@@ -233,8 +234,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             // The write in flight is awaited to its end, and nothing is written behind it.
             self.core.saver.freeze();
         } else {
-            if let Some(mark) = self.core.desk.view().storable {
-                self.core.saver.hurry(mark.seq);
+            let view = self.core.desk.view();
+            if let Some(wanted) = self.core.saver.outstanding(&view).map(|mark| mark.seq) {
+                self.core.saver.hurry(wanted);
             }
             if let Goal::Stop(_) = goal {
                 self.mark_clean();
@@ -257,8 +259,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
     /// The record may say that nothing is to be repeated: everything handed out is settled, and storable.
     fn mark_clean(&mut self) {
         let view = self.core.desk.view();
-        let storable = view.storable.as_ref().map(|mark| mark.seq);
-        if self.core.desk.given_up().is_none() && storable == view.safe.as_ref().map(|mark| mark.seq) {
+        let events = |mark: &Option<Mark>| mark.as_ref().map_or(0, |mark| mark.events);
+        let unsettled = view.in_hand.is_some() || self.core.desk.given_up().is_some();
+        if !unsettled && events(&view.storable) == events(&view.safe) {
             self.core.saver.mark_clean();
         }
     }

@@ -125,7 +125,8 @@ impl<S: CheckpointStorage> Saver<S> {
 
     /// Everything storable is wanted now, until the position with this number is stored. Answers whether that is news.
     pub(crate) fn hurry(&mut self, up_to: u64) -> bool {
-        if self.urgent.is_some_and(|urgent| urgent >= up_to) {
+        let is_stored = self.stored.as_ref().is_some_and(|stored| stored.seq >= up_to);
+        if is_stored || self.urgent.is_some_and(|urgent| urgent >= up_to) {
             return false;
         }
         self.urgent = Some(up_to);
@@ -232,7 +233,6 @@ impl<S: CheckpointStorage> Saver<S> {
             Save { position: mark.position.clone(), kind: mark.kind, clean: self.clean, ..self.template.clone() };
         let storage = self.storage.clone();
         let task = tokio::spawn(async move { storage.save(&save).await });
-        desk.sent(mark.events);
         self.last_sent = now;
         self.last_write = Some(now);
         self.in_flight = Some(Write { mark, why, clean: self.clean, task });
@@ -310,7 +310,7 @@ impl<S: CheckpointStorage> Saver<S> {
         }
         board.count(|status| status.saved = Some(mark.position.clone()));
         board.set(|conditions| conditions.storage = None);
-        desk.open_gate(mark.seq);
+        desk.saved(&mark);
         self.urgent = self.urgent.filter(|urgent| *urgent > mark.seq);
         self.stored = Some(mark);
     }
