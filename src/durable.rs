@@ -22,6 +22,7 @@ use crate::run::desk::Desk;
 use crate::run::durable::Run;
 use crate::run::open::Opening;
 use crate::run::policy::{SaveMode, SavePolicy};
+use crate::run::progress::Mark;
 use crate::run::saver::Saver;
 use crate::run::settings::Options;
 use crate::run::start::{Started, Starting};
@@ -342,7 +343,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
         };
         let started = starting.run().await?;
 
-        let Started { reader, plan, ownership, epoch, from, stored, saved_at, pipeline, source, repeats_until } =
+        let Started { reader, plan, ownership, epoch, from, stored, kind, saved_at, pipeline, source, repeats_until } =
             started;
         let mut status = Status::new(id.clone(), ownership.fence);
         status.position.clone_from(&from);
@@ -360,7 +361,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             template,
             settings.save_mode,
             settings.quiet_interval,
-            stored,
+            stored.map(|position| Mark { kind, ..Mark::start(position) }),
             recorded,
         );
         let deliver = Deliver {
@@ -372,6 +373,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             work: (self.work)(),
             repeats_until,
             taken: None,
+            counted: None,
+            handed_out: None,
+            yielded: None,
             signals: Signals::default(),
             opened: None,
             settings,

@@ -29,6 +29,7 @@ struct Inner {
     watched: bool,
     /// A request that the saver has not been woken for yet would be lost on it; one wake is enough for many.
     told: bool,
+    woken: bool,
 }
 
 /// The event that the handler has.
@@ -62,7 +63,8 @@ impl Desk {
     pub(crate) fn new(start: Option<Checkpoint>, save: SavePolicy, saves_quiet: bool) -> Self {
         let progress = Progress::new(start);
         let policy = Policy::new(save, saves_quiet, progress.safe().cloned());
-        let inner = Inner { progress, policy, in_hand: None, given_up: None, watched: false, told: false };
+        let inner =
+            Inner { progress, policy, in_hand: None, given_up: None, watched: false, told: false, woken: false };
         Self { inner: Mutex::new(inner), news: Notify::new(), gate: watch::Sender::new(Gate::default()) }
     }
 
@@ -128,9 +130,14 @@ impl Desk {
         self.gate.subscribe()
     }
 
+    /// Whether the saver's task was woken since the last call.
+    pub(crate) fn has_woken(&self) -> bool {
+        std::mem::take(&mut self.inner().woken)
+    }
+
     fn tell(&self, mut inner: MutexGuard<'_, Inner>, asked: bool) {
         if inner.watched || (asked && !inner.told) {
-            inner.told = true;
+            (inner.told, inner.woken) = (true, true);
             drop(inner);
             self.news.notify_one();
         }

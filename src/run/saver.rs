@@ -73,7 +73,7 @@ impl<S: CheckpointStorage> Saver<S> {
         template: Save,
         mode: SaveMode,
         quiet: Option<Duration>,
-        stored: Option<Checkpoint>,
+        stored: Option<Mark>,
         recorded: bool,
     ) -> Self {
         let now = Instant::now();
@@ -82,7 +82,7 @@ impl<S: CheckpointStorage> Saver<S> {
             template,
             mode,
             quiet,
-            stored: stored.map(Mark::start),
+            stored,
             in_flight: None,
             urgent: None,
             frozen: false,
@@ -176,11 +176,10 @@ impl<S: CheckpointStorage> Saver<S> {
     }
 
     /// What to write next, why, and from when on.
-    fn next(&self, view: &View) -> Option<(Mark, Why, Instant)> {
+    fn next(&self, view: &View, now: Instant) -> Option<(Mark, Why, Instant)> {
         if self.frozen {
             return None;
         }
-        let now = Instant::now();
         let storable = self.outstanding(view);
         let requested = view.requested.as_ref().filter(|mark| self.is_ahead(mark));
         let retry_at = self.retry_at.unwrap_or(now);
@@ -210,7 +209,7 @@ impl<S: CheckpointStorage> Saver<S> {
     pub(crate) fn send(&mut self, desk: &Desk, board: &Board) -> Option<Instant> {
         let view = desk.view();
         let now = Instant::now();
-        let next = self.next(&view);
+        let next = self.next(&view, now);
         if let Some((_, Why::Wanted, _)) = next {
             let since = *self.wanted_since.get_or_insert(now);
             if now >= since + PATIENCE {
@@ -317,11 +316,11 @@ impl<S: CheckpointStorage> Saver<S> {
 
     fn failed(&mut self, error: &StorageError, mark: &Mark, why: Why, board: &Board) -> Result<(), Lost> {
         let reason = error.reason();
+        self.last_error = Some(reason.clone());
         match error {
             StorageError::Unavailable { .. } | StorageError::Unauthorized { .. } => {}
             StorageError::Unreadable { .. } | StorageError::Refused { .. } => return Err(Lost::Stall(reason)),
         }
-        self.last_error = Some(reason.clone());
         let shown = if why == Why::Quiet {
             // Tried again an interval later; the timer runs from the sending of this one.
             self.quiet_failures += 1;

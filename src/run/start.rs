@@ -40,6 +40,8 @@ pub(crate) struct Started<M: SubscriptionModel> {
     pub(crate) from: Option<Checkpoint>,
     /// The stored position, if it is where the reader stands.
     pub(crate) stored: Option<Checkpoint>,
+    /// What it is the position of.
+    pub(crate) kind: Kind,
     pub(crate) saved_at: Option<bson::DateTime>,
     pub(crate) pipeline: Fingerprint,
     pub(crate) source: Source,
@@ -130,6 +132,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
         let started = Started {
             epoch: epoch(&record, from.as_ref(), &settled),
             stored: record.position.clone().filter(|stored| Some(stored) == from.as_ref() && self.is_stored_or()),
+            kind: record.kind.unwrap_or(Kind::Start),
             saved_at: record.saved_at,
             repeats_until: self.repeats_until(before.as_ref()).await?,
             source: Source::from(&identity),

@@ -14,7 +14,11 @@ fn key(delivery: &Delivery) -> i32 {
 }
 
 /// Pushes one event after the other, each settled and at rest before the next.
-async fn one_by_one(world: &World, subscription: &Subscription, keys: std::ops::RangeInclusive<i32>) -> Vec<Checkpoint> {
+async fn one_by_one(
+    world: &World,
+    subscription: &Subscription,
+    keys: std::ops::RangeInclusive<i32>,
+) -> Vec<Checkpoint> {
     let mut positions = Vec::new();
     for key in keys {
         let settled = subscription.status().settled;
@@ -292,4 +296,16 @@ async fn each_event_is_stored_by_default() {
     let at = one_by_one(&world, &subscription, 1..=3).await;
     assert_eq!(world.storage.sent_positions(), at);
     assert_eq!(subscription.status().saves, 3);
+}
+
+/// Everything else here runs under a paused clock, in which two looks at the time are equal.
+#[tokio::test]
+async fn saves_are_sent_under_a_clock_that_runs_too() {
+    for mode in [SaveMode::WriteBehind, SaveMode::WriteThrough] {
+        let world = World::new();
+        let subscription = world.action().save_mode(mode).await.unwrap();
+        let at = one_by_one(&world, &subscription, 1..=2).await;
+        until_saved(&subscription, &at[1]).await;
+        assert_eq!(world.storage.sent_positions(), at);
+    }
 }

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use tokio::sync::Semaphore;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
 /// Holds whoever waits until as many have been let go.
 #[derive(Clone)]
@@ -44,6 +44,10 @@ pub struct Log(Arc<Mutex<Vec<Line>>>);
 impl Log {
     #[must_use]
     pub fn begin(&self) -> tracing::subscriber::DefaultGuard {
+        // With a single dispatcher alive, tracing judges a new callsite by the thread that meets it first, which may
+        // belong to a test that logs nothing.
+        static SECOND: OnceLock<Dispatch> = OnceLock::new();
+        SECOND.get_or_init(|| Dispatch::new(Self::default()));
         tracing::subscriber::set_default(self.clone())
     }
 
@@ -69,8 +73,7 @@ impl Subscriber for Log {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut line =
-            Line { level: *event.metadata().level(), message: String::new(), fields: BTreeMap::new() };
+        let mut line = Line { level: *event.metadata().level(), message: String::new(), fields: BTreeMap::new() };
         event.record(&mut line);
         self.0.lock().unwrap().push(line);
     }
