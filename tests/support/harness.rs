@@ -115,20 +115,9 @@ fn message(panic: &(dyn Any + Send)) -> String {
 
 /// The `main` of a test binary, and of its guard and its children, which build no tests.
 pub fn main(tests: fn() -> Vec<Trial>, roles: &[Role]) -> ExitCode {
-    let arguments: Vec<String> = env::args().skip(1).collect();
-    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [guard::ARGUMENT, run] => {
-            guard::main(run);
-            return ExitCode::SUCCESS;
-        }
-        [child::ARGUMENT, role, input] => {
-            let Err(error) = child::main(roles, role, input) else { return ExitCode::SUCCESS };
-            eprintln!("child {role}: {error:?}");
-            return ExitCode::FAILURE;
-        }
-        _ => {}
+    if let Some(ended) = other_role(roles) {
+        return ended;
     }
-
     let mut arguments = Arguments::from_args();
     if arguments.list {
         return libtest_mimic::run(&arguments, tests()).exit_code();
@@ -140,4 +129,41 @@ pub fn main(tests: fn() -> Vec<Trial>, roles: &[Role]) -> ExitCode {
     let conclusion = libtest_mimic::run(&arguments, tests());
     run.end();
     conclusion.exit_code()
+}
+
+/// The `main` of a program that needs the servers of the tests, and of its guard and its children.
+pub fn program<Fut: Future<Output = anyhow::Result<()>>>(body: impl FnOnce() -> Fut, roles: &[Role]) -> ExitCode {
+    if let Some(ended) = other_role(roles) {
+        return ended;
+    }
+    eprintln!("{}", choice().announcement());
+    let run = run::begin();
+    let runtime = Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let outcome = runtime.block_on(body());
+    runtime.shutdown_timeout(Duration::from_secs(5));
+    run.end();
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:?}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether this process is a guard or a child; then it has played its role to the end.
+fn other_role(roles: &[Role]) -> Option<ExitCode> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [guard::ARGUMENT, run] => {
+            guard::main(run);
+            Some(ExitCode::SUCCESS)
+        }
+        [child::ARGUMENT, role, input] => {
+            let Err(error) = child::main(roles, role, input) else { return Some(ExitCode::SUCCESS) };
+            eprintln!("child {role}: {error:?}");
+            Some(ExitCode::FAILURE)
+        }
+        _ => None,
+    }
 }
