@@ -75,7 +75,7 @@ impl Source {
         let roots = ["crate::".to_owned(), up].into_iter().filter(|root| !root.is_empty());
         let named =
             roots.flat_map(|root| self.code.split(root.as_str()).skip(1).flat_map(first_names).collect::<Vec<_>>());
-        named.map(|name| reexports.get(&name).cloned().unwrap_or(name)).collect()
+        paths.map(|name| reexports.get(&name).cloned().unwrap_or(name)).collect()
     }
 }
 
