@@ -1,6 +1,7 @@
 //! Checkpoints in a MongoDB collection: one document per subscription id. What stands in it is `record.rs`'s, what a
 //! write tests is `record_pipeline.rs`'s; this file runs the operations and says what their answers mean.
 
+use std::fmt;
 use std::time::Duration;
 
 use bson::{Document, RawDocumentBuf, doc};
@@ -50,7 +51,7 @@ const REMOVE: &str = "remove";
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct MongoCheckpointStorage {
     /// Raw, because a record of unknown fields need not be what serde takes for a document.
     records: Collection<RawDocumentBuf>,
@@ -190,6 +191,13 @@ impl CheckpointStorage for MongoCheckpointStorage {
         let members = ["hosts", "passives"].into_iter().filter_map(|field| hello.get_array(field).ok()).flatten();
         let hosts = members.filter_map(|host| host.as_str().map(str::to_owned)).collect();
         Ok(Some(Deployment { set_name: set_name.to_owned(), hosts }))
+    }
+}
+
+/// The collection, and nothing of the connection: that may hold a password.
+impl fmt::Debug for MongoCheckpointStorage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MongoCheckpointStorage").field("collection", &self.name).finish_non_exhaustive()
     }
 }
 

@@ -64,7 +64,8 @@ fn class_of(phase: Phase, code: i32) -> Option<Class> {
         (_, 13 | 18) => Class::Unauthorized,
         (Phase::Open | Phase::GetMore, 286) => Class::HistoryLost,
         (Phase::Open | Phase::GetMore, 10334) => Class::TooLarge,
-        (Phase::Open | Phase::GetMore, 9 | 15 | 260 | 280 | 40647 | 40649) => Class::BadToken,
+        // From 50810 on: what a token's hex holds is no key.
+        (Phase::Open | Phase::GetMore, 9 | 15 | 260 | 280 | 40647 | 40649 | 50810..=50831) => Class::BadToken,
         (Phase::Open, 40573) => Class::NotAReplicaSet,
         _ => return None,
     })
@@ -247,6 +248,7 @@ mod tests {
             (Open, 260, BadToken),
             (Open, 40647, BadToken),
             (Open, 40649, BadToken),
+            (Open, 50811, BadToken),
             (Open, 10334, TooLarge),
             (GetMore, 10334, TooLarge),
             (Open, 13, Unauthorized),

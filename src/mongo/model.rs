@@ -247,6 +247,12 @@ impl SubscriptionModel for ChangeStreamModel {
             let message = format!("{own} holds the checkpoints, and would feed on its own writes for ever");
             return Err(config("model", message));
         }
+        if let Scope::Collection(own) = &self.scope
+            && own.collection.contains('$')
+        {
+            // The server would open the stream and wait for ever.
+            return Err(config("model", format!("no collection can be named {own}: `$` is not allowed in it")));
+        }
         plan.filter.validate()?;
         if plan.filter.needs_full_document() && self.full_document == FullDocument::Default {
             return Err(SubscribeError::FilterNeedsFullDocument);

@@ -55,7 +55,10 @@ pub(super) fn storage_error(error: &CallError, need: Need<'_>) -> StorageError {
     }
     match &*error.kind {
         ErrorKind::Io(_) => StorageError::Unavailable { message: format!("network: {message}") },
-        ErrorKind::Authentication { .. } => StorageError::Unavailable { message: format!("authentication: {message}") },
+        ErrorKind::Authentication { .. } => StorageError::Unauthorized {
+            action: format!("a login that is accepted ({message})"),
+            resource: "the deployment".into(),
+        },
         ErrorKind::ServerSelection { .. }
         | ErrorKind::ConnectionPoolCleared { .. }
         | ErrorKind::DnsResolve { .. }
