@@ -125,7 +125,7 @@ macro_rules! option_setters {
             self
         }
 
-        /// Stores positions of events alone. A subscription that is quiet for longer than the oplog reaches back then
+        /// Stores positions of events alone, also at a pause and at the end. A subscription that is quiet for longer than the oplog reaches back then
         /// ends with `HistoryLost` at its next start.
         pub fn never_save_quiet_position(mut self) -> Self {
             self.options.quiet_interval = Some(None);
@@ -349,11 +349,14 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             opening: Opening { id: id.clone(), model: self.inner.model.clone(), plan },
             id: id.clone(),
             ownership,
-            desk: Arc::new(Desk::new(from, settings.save.clone())),
+            desk: Arc::new(Desk::new(from, settings.save.clone(), settings.quiet_interval.is_some())),
             board: board.clone(),
             work: (self.work)(),
             repeats_until,
             taken: None,
+            counted: None,
+            handed_out: None,
+            yielded: None,
             signals: Signals::default(),
             opened: None,
             settings,

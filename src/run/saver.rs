@@ -130,7 +130,8 @@ impl<S: CheckpointStorage> Saver<S> {
 
     /// Everything storable is wanted now, until the position with this number is stored. Answers whether that is news.
     pub(crate) fn hurry(&mut self, up_to: u64) -> bool {
-        if self.urgent.is_some_and(|urgent| urgent >= up_to) {
+        let is_stored = self.stored.as_ref().is_some_and(|stored| stored.seq >= up_to);
+        if is_stored || self.urgent.is_some_and(|urgent| urgent >= up_to) {
             return false;
         }
         self.urgent = Some(up_to);
@@ -235,7 +236,6 @@ impl<S: CheckpointStorage> Saver<S> {
         let save = self.save(&mark);
         let storage = self.storage.clone();
         let task = tokio::spawn(async move { storage.save(&save).await });
-        desk.sent(mark.events);
         self.last_sent = now;
         self.last_write = Some(now);
         self.in_flight = Some(Write { mark, why, clean: self.clean, task });
@@ -323,18 +323,18 @@ impl<S: CheckpointStorage> Saver<S> {
         }
         board.count(|status| status.saved = Some(mark.position.clone()));
         board.set(|conditions| conditions.storage = None);
-        desk.open_gate(mark.seq);
+        desk.saved(&mark);
         self.urgent = self.urgent.filter(|urgent| *urgent > mark.seq);
         self.stored = Some(mark);
     }
 
     fn failed(&mut self, error: &StorageError, mark: &Mark, why: Why, board: &Board) -> Result<(), Lost> {
         let reason = error.reason();
+        self.last_error = Some(reason.clone());
         match error {
             StorageError::Unavailable { .. } | StorageError::Unauthorized { .. } => {}
             StorageError::Unreadable { .. } | StorageError::Refused { .. } => return Err(Lost::Stall(reason)),
         }
-        self.last_error = Some(reason.clone());
         let shown = if why == Why::Quiet {
             // Tried again an interval later; the timer runs from the sending of this one.
             self.quiet_failures += 1;

@@ -1,6 +1,7 @@
 //! What the tests without a server share: a storage that fails on demand, a handler that writes down what it got.
 
 mod faulty;
+mod hold;
 mod logs;
 mod recorder;
 mod steps;
@@ -11,12 +12,13 @@ use mongosub::bson::DateTime;
 use mongosub::memory::{MemoryCheckpointStorage, MemoryModel};
 use mongosub::{
     Checkpoint, CheckpointStorage, DurableSubscriptions, Epoch, Fence, Fingerprint, Kind, Namespace, Owner, Ownership,
-    Plan, Record, Scope, Source, State, Status, Subscription, SubscriptionId, SubscriptionModel,
+    Plan, Record, Scope, Source, State, Status, Subscribe, Subscription, SubscriptionId, SubscriptionModel,
 };
 
 pub use faulty::{Fault, FaultyStorage, Saved, unavailable};
+pub use hold::{Hold, Log};
 pub use logs::Logs;
-pub use recorder::Recorder;
+pub use recorder::{Recorder, Seen};
 pub use steps::{Cut, Stepped};
 
 pub const ID: &str = "orders_v1";
@@ -51,7 +53,36 @@ impl World {
 
     /// Subscribes with every default and a handler that only writes down.
     pub async fn subscribe(&self) -> Subscription {
-        self.subscriptions.subscribe(ID, self.seen.handler()).await.unwrap()
+        self.action().await.unwrap()
+    }
+
+    /// That subscription before it is awaited: settings can be made.
+    pub fn action(&self) -> Subscribe<MemoryModel, FaultyStorage> {
+        self.subscriptions.subscribe(ID, self.seen.handler())
+    }
+
+    /// Subscribes with every default and a handler that writes down and then waits to be let go.
+    pub async fn subscribe_held(&self) -> (Subscription, Hold) {
+        let hold = Hold::default();
+        (self.held(&hold).await.unwrap(), hold)
+    }
+
+    /// That subscription before it is awaited: settings can be made.
+    pub fn held(&self, hold: &Hold) -> Subscribe<MemoryModel, FaultyStorage> {
+        let hold = hold.clone();
+        let handler = self.seen.then(move |_| {
+            let hold = hold.clone();
+            async move {
+                hold.wait().await;
+                Ok(())
+            }
+        });
+        self.subscriptions.subscribe(ID, handler)
+    }
+
+    /// Pushes an insert under this key.
+    pub fn insert(&self, key: i32) -> Checkpoint {
+        self.model.push(mongosub::memory::insert(key, mongosub::bson::doc! {}))
     }
 
     pub async fn record(&self) -> Option<Record> {
@@ -87,6 +118,17 @@ pub async fn until_settled(subscription: &Subscription, events: u64) -> Status {
 
 pub async fn until_saved(subscription: &Subscription, position: &Checkpoint) -> Status {
     until(subscription, &format!("saved {position}"), |status| status.saved.as_ref() == Some(position)).await
+}
+
+/// Waits until the handler has been called so often.
+pub async fn until_seen(world: &World, deliveries: usize) {
+    for _ in 0..3_600_000 {
+        if world.seen.all().len() >= deliveries {
+            return;
+        }
+        millis(1).await;
+    }
+    panic!("never {deliveries} deliveries: {:?}", world.seen.all());
 }
 
 pub fn is_running(state: &State) -> bool {
