@@ -125,8 +125,8 @@ macro_rules! option_setters {
             self
         }
 
-        /// Stores positions of events alone, also at a pause and at the end. A subscription that is quiet for longer than the oplog reaches back then
-        /// ends with `HistoryLost` at its next start.
+        /// Stores positions of events alone, also at a pause and at the end. A subscription that is quiet for longer
+        /// than the oplog reaches back then ends with `HistoryLost` at its next start.
         pub fn never_save_quiet_position(mut self) -> Self {
             self.options.quiet_interval = Some(None);
             self
