@@ -1,9 +1,8 @@
 //! The front door: `DurableSubscriptions` wraps a model and a storage, and its action starts subscriptions.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::future::IntoFuture;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -14,9 +13,10 @@ use crate::delivery::Delivery;
 use crate::error::{SubscribeError, SubscriptionError};
 use crate::filter::Filter;
 use crate::handler::Handler;
-use crate::ids::SubscriptionId;
+use crate::ids::{Owner, SubscriptionId};
 use crate::metrics;
 use crate::model::{Plan, SubscriptionModel};
+use crate::registry::Registry;
 use crate::run::deliver::{Deliver, Signals};
 use crate::run::desk::Desk;
 use crate::run::durable::Run;
@@ -24,7 +24,7 @@ use crate::run::open::Opening;
 use crate::run::policy::{SaveMode, SavePolicy};
 use crate::run::saver::Saver;
 use crate::run::settings::Options;
-use crate::run::start::{Started, Starting};
+use crate::run::start::{InTheWay, Started, Starting};
 use crate::run::window;
 use crate::run::work::{HandlerWork, Work};
 use crate::start::StartAt;
@@ -90,7 +90,7 @@ macro_rules! option_setters {
             self
         }
 
-        /// Stores positions of events alone. A subscription that is quiet for longer than the oplog reaches back then
+        /// Stores positions of events alone, also at a pause and at the end. A subscription that is quiet for longer than the oplog reaches back then
         /// ends with `HistoryLost` at its next start.
         pub fn never_save_quiet_position(mut self) -> Self {
             self.options.quiet_interval = Some(None);
@@ -99,7 +99,7 @@ macro_rules! option_setters {
 
         /// Starts though no start position can be recorded, instead of refusing with `NoStartPosition`. Default:
         /// false. The start is then taken from the opening reply; from a server that sends no time nothing is stored
-        /// until the first settled event is, and what changes before that is lost if the process ends before.
+        /// until the first settled event is, and what changes before that is lost if it pauses or ends before.
         pub fn start_when_no_start_position_can_be_recorded(mut self, start: bool) -> Self {
             self.options.start_when_no_start_position_can_be_recorded = Some(start);
             self
@@ -176,17 +176,12 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
 
     /// The running subscription of this id, if it runs here (paused and stalled ones do).
     pub fn get(&self, id: &str) -> Option<Subscription> {
-        match self.inner.registry.slots().iter().find(|(known, _)| known.as_str() == id) {
-            Some((_, Slot::Running(subscription))) if !subscription.is_stopped() => Some(subscription.clone()),
-            _ => None,
-        }
+        self.inner.registry.get(id)
     }
 
     /// Every subscription that runs here.
     pub fn running(&self) -> Vec<Subscription> {
-        let mut running: Vec<Subscription> = self.inner.registry.slots().values().filter_map(Slot::running).collect();
-        running.sort_by(|a, b| a.id().cmp(b.id()));
-        running
+        self.inner.registry.running()
     }
 
     /// Shuts down every subscription that runs here, all at once, and says what each answered.
@@ -209,66 +204,6 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
     /// The model.
     pub fn model(&self) -> &M {
         &self.inner.model
-    }
-}
-
-/// The ids in use here.
-#[derive(Default)]
-struct Registry {
-    slots: Mutex<HashMap<SubscriptionId, Slot>>,
-}
-
-enum Slot {
-    Starting,
-    Running(Subscription),
-}
-
-impl Slot {
-    fn running(&self) -> Option<Subscription> {
-        match self {
-            Self::Running(subscription) if !subscription.is_stopped() => Some(subscription.clone()),
-            _ => None,
-        }
-    }
-}
-
-impl Registry {
-    fn slots(&self) -> MutexGuard<'_, HashMap<SubscriptionId, Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes the id, unless it is in use.
-    fn reserve(self: &Arc<Self>, id: &SubscriptionId) -> Result<Reserved, SubscribeError> {
-        let mut slots = self.slots();
-        match slots.get(id) {
-            Some(Slot::Running(subscription)) if subscription.is_stopped() => {}
-            None => {}
-            Some(_) => return Err(SubscribeError::AlreadyRunning { id: id.clone() }),
-        }
-        slots.insert(id.clone(), Slot::Starting);
-        Ok(Reserved { registry: self.clone(), id: id.clone(), kept: false })
-    }
-}
-
-/// An id taken by a start; a start that fails, or is dropped, frees it.
-struct Reserved {
-    registry: Arc<Registry>,
-    id: SubscriptionId,
-    kept: bool,
-}
-
-impl Reserved {
-    fn keep(mut self, subscription: Subscription) {
-        self.registry.slots().insert(self.id.clone(), Slot::Running(subscription));
-        self.kept = true;
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        if !self.kept {
-            self.registry.slots().remove(&self.id);
-        }
     }
 }
 
@@ -327,7 +262,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
         let id = SubscriptionId::new(self.id)
             .map_err(|error| SubscribeError::Config { field: "id", message: error.to_string() })?;
         let settings = self.options.settings()?;
-        for warning in self.options.warnings(&settings) {
+        for warning in settings.warnings() {
             tracing::warn!(subscription = %id, "subscription {id}: {warning}");
         }
         let reserved = self.inner.registry.reserve(&id)?;
@@ -340,40 +275,37 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             start_at: &self.start_at,
             settings: &settings,
             described: &described,
+            owner: Owner::fresh(),
+            in_the_way: InTheWay::default(),
         };
         let started = starting.run().await?;
 
-        let Started { reader, plan, ownership, epoch, from, stored, saved_at, pipeline, source, repeats_until } =
-            started;
+        let Started { reader, plan, ownership, epoch, from, stored, pipeline, source, repeats_until } = started;
         let mut status = Status::new(id.clone(), ownership.fence);
         status.position.clone_from(&from);
-        status.saved.clone_from(&stored);
-        status.saved_at = saved_at;
+        status.saved = stored.as_ref().and_then(|record| record.position.clone());
+        status.saved_at = stored.as_ref().and_then(|record| record.saved_at);
         let board = Arc::new(Board::new(status));
-        let recorded = stored.is_some();
         let quiet_interval = settings.quiet_interval;
         let template = Save {
             pipeline: Some(pipeline),
             source: Some(source),
             ..Save::new(id.clone(), ownership.clone(), epoch, from.clone().unwrap_or(Checkpoint::Text("".into())))
         };
-        let saver = Saver::new(
-            self.inner.storage.clone(),
-            template,
-            settings.save_mode,
-            settings.quiet_interval,
-            stored,
-            recorded,
-        );
+        let saver =
+            Saver::new(self.inner.storage.clone(), template, settings.save_mode, settings.quiet_interval, stored);
         let deliver = Deliver {
             opening: Opening { id: id.clone(), model: self.inner.model.clone(), plan },
             id: id.clone(),
             ownership,
-            desk: Arc::new(Desk::new(from, settings.save.clone())),
+            desk: Arc::new(Desk::new(from, settings.save.clone(), settings.quiet_interval.is_some())),
             board: board.clone(),
             work: (self.work)(),
             repeats_until,
             taken: None,
+            counted: None,
+            handed_out: None,
+            yielded: None,
             signals: Signals::default(),
             opened: None,
             settings,

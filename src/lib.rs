@@ -30,6 +30,7 @@ pub mod cli;
 pub mod conformance;
 mod durable;
 mod metrics;
+mod registry;
 mod run;
 mod status;
 mod subscription;

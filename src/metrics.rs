@@ -12,10 +12,11 @@ const EVERY: Duration = Duration::from_secs(1);
 
 /// Publishes a status as metrics once a second, and once more when the run has stopped.
 pub(crate) async fn publish(mut status: watch::Receiver<Status>) {
-    let mut reason = None;
+    let mut before: Option<Status> = None;
     loop {
         let now = status.borrow_and_update().clone();
-        record(&now, &mut reason);
+        record(&now, before.as_ref());
+        before = Some(now.clone());
         // The sender lives as long as the run.
         if matches!(now.state, State::Stopped(_)) || status.changed().await.is_err() {
             return;
@@ -26,16 +27,19 @@ pub(crate) async fn publish(mut status: watch::Receiver<Status>) {
     }
 }
 
-fn record(status: &Status, reason_before: &mut Option<&'static str>) {
+/// Counters grow by what has come since: a status counts one run, and a later run of the id goes on behind it.
+fn record(status: &Status, before: Option<&Status>) {
     let id = status.id.to_string();
-    let total = |name: &'static str, value: u64| counter!(name, "subscription" => id.clone()).absolute(value);
-    total("mongosub_events_total", status.events);
-    total("mongosub_delivered_total", status.delivered);
-    total("mongosub_settled_total", status.settled);
-    total("mongosub_replayed_total", status.replayed);
-    total("mongosub_reconnects_total", status.reconnects);
-    total("mongosub_saves_total", status.saves);
-    total("mongosub_saves_not_ahead_total", status.not_ahead);
+    let total = |name: &'static str, of: fn(&Status) -> u64| {
+        counter!(name, "subscription" => id.clone()).increment(of(status).saturating_sub(before.map_or(0, of)));
+    };
+    total("mongosub_events_total", |status| status.events);
+    total("mongosub_delivered_total", |status| status.delivered);
+    total("mongosub_settled_total", |status| status.settled);
+    total("mongosub_replayed_total", |status| status.replayed);
+    total("mongosub_reconnects_total", |status| status.reconnects);
+    total("mongosub_saves_total", |status| status.saves);
+    total("mongosub_saves_not_ahead_total", |status| status.not_ahead);
     if let Some(lag) = status.lag {
         gauge!("mongosub_lag_seconds", "subscription" => id.clone()).set(lag.as_secs_f64());
     }
@@ -49,9 +53,9 @@ fn record(status: &Status, reason_before: &mut Option<&'static str>) {
             gauge!("mongosub_reason", "subscription" => id.clone(), "reason" => reason).set(to);
         }
     };
-    if *reason_before != reason {
-        set(*reason_before, 0.0);
+    let reason_before = before.and_then(|before| before.state.reason()).map(Reason::name);
+    if reason_before != reason {
+        set(reason_before, 0.0);
     }
     set(reason, 1.0);
-    *reason_before = reason;
 }

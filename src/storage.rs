@@ -108,6 +108,11 @@ impl Record {
             clean: false,
         }
     }
+
+    /// Whether the position is that of an `invalidate`: the collection behind it is another one.
+    pub(crate) fn is_behind_invalidate(&self) -> bool {
+        self.kind == Some(Kind::Invalidate) || self.position.as_ref().is_some_and(Checkpoint::is_invalidate)
+    }
 }
 
 /// Where a stored position comes from.
@@ -126,6 +131,13 @@ impl Source {
     /// A source by its parts.
     pub fn new(scope: Scope, collection_uuid: Option<String>, set_name: Option<String>) -> Self {
         Self { scope, collection_uuid, set_name }
+    }
+
+    /// Takes in what a position of the source shows: the UUID of a collection that did not exist before.
+    pub(crate) fn see(&mut self, position: &Checkpoint) {
+        if let (None, Scope::Collection(_)) = (&self.collection_uuid, &self.scope) {
+            self.collection_uuid = position.token().and_then(|token| token.collection_uuid()).map(ToString::to_string);
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 mod demo;
 mod stop;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -26,11 +27,13 @@ enum Command {
 }
 
 /// Runs the command line of this process; the answer is its exit code: 0 for success, 2 for usage, 3 for a
-/// subscription that cannot go on, 130 after Ctrl-C, 1 for everything else.
+/// subscription or a demo that cannot go on, 130 after Ctrl-C, SIGTERM or SIGHUP, 1 for everything else: that the demo
+/// lost something, for instance.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn")))
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {

@@ -68,6 +68,8 @@ fn any_in(array: &RawArray, path: &[&str], into_arrays: bool, test: &mut Visit<'
 }
 
 /// Whether a value of a document equals a value of a condition; `null` equals what is not there.
+///
+/// The old type `undefined` is nothing too, as on 6.0; versions differ about it.
 pub(super) fn is_equal(found: Option<RawBsonRef<'_>>, value: &Bson) -> Result<bool, Error> {
     match (found, value) {
         (None | Some(RawBsonRef::Undefined), Bson::Null) => Ok(true),

@@ -16,6 +16,7 @@ mod events;
 mod feed;
 mod model;
 mod reader;
+mod script;
 
 pub use checkpoint_storage::MemoryCheckpointStorage;
 pub use events::{MemoryEvent, delete, delivery, event, insert, replace, update};

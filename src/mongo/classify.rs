@@ -165,7 +165,7 @@ impl Fault {
 }
 
 /// The code, and name and message in one, of an error; never the server's whole reply, never a password.
-pub(super) fn describe(error: &Error) -> (Option<i32>, String) {
+pub(crate) fn describe(error: &Error) -> (Option<i32>, String) {
     let named = |name: &str, message: &str| match (name, message) {
         ("", message) => message.to_owned(),
         (name, "") => name.to_owned(),

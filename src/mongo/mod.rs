@@ -22,5 +22,7 @@ mod task;
 mod token;
 
 pub use checkpoint_storage::MongoCheckpointStorage;
+#[cfg(feature = "cli")]
+pub(crate) use classify::describe;
 pub use model::{ChangeStreamModel, FullDocument, FullDocumentBeforeChange, GlobalCheckpointSource};
 pub use reader::ChangeStreamReader;

@@ -2,7 +2,7 @@
 //!
 //! The driver's own text of an error is never used: it holds the server's whole reply.
 
-use mongodb::error::{Error, ErrorKind, WriteFailure};
+use mongodb::error::{ErrorKind, WriteFailure};
 
 use super::call::CallError;
 use super::classify::describe;
@@ -29,7 +29,7 @@ pub(super) struct Need<'a> {
 
 /// Whether another writer made the record first.
 pub(super) fn is_duplicate_key(error: &CallError) -> bool {
-    matches!(error, CallError::Driver(error) if server_error(error).is_some_and(|(code, ..)| code == DUPLICATE_KEY))
+    matches!(error, CallError::Driver(error) if describe(error).0 == Some(DUPLICATE_KEY))
 }
 
 /// The error a caller of the storage gets.
@@ -41,45 +41,28 @@ pub(super) fn storage_error(error: &CallError, need: Need<'_>) -> StorageError {
             return StorageError::Unavailable { message };
         }
     };
-    if let Some((code, name, text)) = server_error(error) {
+    let (code, message) = describe(error);
+    if let Some(code) = code {
         let passing = PASSING.contains(&code)
             || ["RetryableWriteError", "RetryableError", "SystemOverloadedError"].iter().any(|l| error.contains_label(l))
             // The write was made, and a majority has not confirmed it yet.
             || matches!(*error.kind, ErrorKind::Write(WriteFailure::WriteConcernError(_)));
         return match code {
             UNAUTHORIZED => StorageError::Unauthorized { action: need.action.into(), resource: need.resource.into() },
-            _ if passing => StorageError::Unavailable { message: format!("code {code} {name}: {text}") },
-            _ => StorageError::Refused { code, message: format!("{name}: {text}") },
+            _ if passing => StorageError::Unavailable { message: format!("code {code} {message}") },
+            _ => StorageError::Refused { code, message },
         };
     }
-    let unavailable = |message: String| StorageError::Unavailable { message };
     match &*error.kind {
-        ErrorKind::Io(io) => unavailable(format!("network: {io}")),
-        ErrorKind::ServerSelection { .. } | ErrorKind::ConnectionPoolCleared { .. } => unavailable(describe(error).1),
-        ErrorKind::DnsResolve { message, .. } => unavailable(format!("DNS: {message}")),
+        ErrorKind::Io(_) => StorageError::Unavailable { message: format!("network: {message}") },
         ErrorKind::Authentication { .. } => StorageError::Unauthorized {
-            action: format!("a login that is accepted ({})", describe(error).1),
+            action: format!("a login that is accepted ({message})"),
             resource: "the deployment".into(),
         },
-        ErrorKind::InvalidResponse { message, .. } => unavailable(format!("an answer that cannot be read: {message}")),
-        ErrorKind::InvalidArgument { message, .. }
-        | ErrorKind::InvalidTlsConfig { message, .. }
-        | ErrorKind::IncompatibleServer { message, .. } => StorageError::Refused { code: 0, message: message.clone() },
-        ErrorKind::Shutdown => StorageError::Refused { code: 0, message: "the client has been shut down".into() },
-        _ => StorageError::Refused { code: 0, message: "an error of the driver's that has no text here".into() },
-    }
-}
-
-/// Code, name and message, when it was the server that said no.
-fn server_error(error: &Error) -> Option<(i32, &str, &str)> {
-    match &*error.kind {
-        ErrorKind::Command(error) => Some((error.code, &error.code_name, &error.message)),
-        ErrorKind::Write(WriteFailure::WriteError(error)) => {
-            Some((error.code, error.code_name.as_deref().unwrap_or_default(), &error.message))
-        }
-        ErrorKind::Write(WriteFailure::WriteConcernError(error)) => {
-            Some((error.code, &error.code_name, &error.message))
-        }
-        _ => None,
+        ErrorKind::ServerSelection { .. }
+        | ErrorKind::ConnectionPoolCleared { .. }
+        | ErrorKind::DnsResolve { .. }
+        | ErrorKind::InvalidResponse { .. } => StorageError::Unavailable { message },
+        _ => StorageError::Refused { code: 0, message },
     }
 }

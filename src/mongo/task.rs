@@ -240,8 +240,9 @@ impl Task {
         if let (Some(reason), true) = (why, wait != Wait::No) {
             let since = *self.lost.get_or_insert_with(tokio::time::Instant::now);
             let failures = self.recovery.failures();
+            // The first is a change of state, which whoever watches the state says.
             let every = if wait == Wait::Slowly { 6 } else { 10 };
-            if failures == 1 || failures.is_multiple_of(every) {
+            if failures.is_multiple_of(every) {
                 tracing::warn!(scope = %self.source.scope, position = ?self.position, failures, %reason, "the stream is opened again");
             }
             self.state.send_modify(|state| {

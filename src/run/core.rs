@@ -40,8 +40,6 @@ pub(crate) struct Core<M: SubscriptionModel, S> {
     opened: mpsc::UnboundedReceiver<watch::Receiver<SourceState>>,
     source: Option<watch::Receiver<SourceState>>,
     source_state: SourceState,
-    /// Reconnects of the readers before this one.
-    reconnects_before: u64,
     head_questions: JoinSet<(Reply<()>, Result<Checkpoint, SourceError>)>,
 }
 
@@ -70,7 +68,6 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
             opened,
             source: None,
             source_state: SourceState::default(),
-            reconnects_before: 0,
             head_questions: JoinSet::new(),
         }
     }
@@ -81,6 +78,11 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
         self.signals = Signals::default();
         deliver.begin_again(self.signals.clone());
         self.delivering = Some(tokio::spawn(deliver.run(reader)));
+    }
+
+    /// Whether there is a reader, as far as is known here.
+    pub(crate) fn is_open(&self) -> bool {
+        self.source.is_some() && self.delivering.is_some()
     }
 
     /// Asks for the head on behalf of a `caught_up`.
@@ -112,7 +114,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
         let view = self.desk.view();
         let look_at = self.watchdog.look(self.saver.answered(), self.delivering.is_some(), view.in_hand.as_ref());
         self.show_caught_up();
-        let wanted = self.waiters.wanted(&view, self.delivering.is_some(), self.saver.outstanding(&view));
+        let wanted = self.waiters.wanted(&view, self.saver.outstanding(&view));
         self.waiters.check(&view, self.saver.stored(), &self.source_state);
         if wanted.is_some_and(|wanted| self.waiters.any() && self.saver.hurry(wanted)) {
             return Turn::Nothing;
@@ -152,9 +154,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
                 Found::Nothing => Turn::Nothing,
             },
             Some(source) = self.opened.recv() => {
-                self.source_state = source.borrow().clone();
                 self.source = Some(source);
-                self.show_source();
+                self.source_state = SourceState::default();
+                self.take_source_state();
                 self.waiters.opened();
                 Turn::Nothing
             }
@@ -162,7 +164,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
                 if open {
                     self.take_source_state();
                 } else {
-                    self.source_gone();
+                    // What it was reopening for ends with it; a new one being opened says so itself.
+                    self.source = None;
+                    self.source_state = SourceState::default();
                 }
                 Turn::Nothing
             }
@@ -199,24 +203,14 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
     }
 
     fn take_source_state(&mut self) {
-        if let Some(source) = &mut self.source {
-            self.source_state = source.borrow_and_update().clone();
-            self.show_source();
-        }
-    }
-
-    fn source_gone(&mut self) {
-        self.reconnects_before += self.source_state.reconnects;
-        self.source = None;
-        self.source_state = SourceState::default();
-        // What a reader was reopening for ends with it; a new one being opened says so itself.
-    }
-
-    fn show_source(&mut self) {
+        let Some(source) = &mut self.source else { return };
+        let before = std::mem::replace(&mut self.source_state, source.borrow_and_update().clone());
         let reason = self.source_state.reopening.as_ref().map(|reopening| reopening.reason.clone());
-        let reconnects = self.reconnects_before + self.source_state.reconnects;
         self.board.set(|conditions| conditions.source = reason);
-        self.board.count(|status| status.reconnects = reconnects);
+        let more = self.source_state.reconnects.saturating_sub(before.reconnects);
+        if more > 0 {
+            self.board.count(|status| status.reconnects += more);
+        }
     }
 
     fn show_caught_up(&self) {

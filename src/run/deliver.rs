@@ -3,26 +3,31 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bson::DateTime;
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, trace, warn};
 
 use crate::checkpoint::Checkpoint;
 use crate::delivery::{Context, Delivery};
+use crate::error::SourceError;
 use crate::event::ChangeEvent;
 use crate::ids::{Ownership, SubscriptionId};
 use crate::model::{Read, Reader, SourceState, SubscriptionModel};
 use crate::reason::Reason;
 use crate::run::desk::{Desk, Gate};
-use crate::run::open::{self, Opening};
+use crate::run::open::{Again, Opening};
 use crate::run::policy::SaveMode;
 use crate::run::repeats::Repeats;
 use crate::run::saver::kind_of;
 use crate::run::settings::Settings;
 use crate::run::work::{Work, panic_message};
 use crate::status::{Board, Phase};
+
+const YIELD_EVERY: Duration = Duration::from_millis(1);
 
 /// Everything of a run that stays the same through pauses.
 pub(crate) struct Deliver<M: SubscriptionModel> {
@@ -37,6 +42,11 @@ pub(crate) struct Deliver<M: SubscriptionModel> {
     pub(crate) repeats_until: Option<Checkpoint>,
     /// The last position taken from a reader, settled or not.
     pub(crate) taken: Option<Checkpoint>,
+    /// The last event counted as read, and as delivered: one that comes again after a rest is counted once.
+    pub(crate) counted: Option<Checkpoint>,
+    pub(crate) handed_out: Option<Checkpoint>,
+    /// When the tasks that this one woke last got their turn.
+    pub(crate) yielded: Option<Instant>,
     pub(crate) signals: Signals,
     /// Where the saver's task is told how an opened reader fares.
     pub(crate) opened: Option<mpsc::UnboundedSender<watch::Receiver<SourceState>>>,
@@ -49,6 +59,13 @@ pub(crate) struct Signals {
     pub(crate) stop: CancellationToken,
     /// Drop the call in hand.
     pub(crate) abandon: CancellationToken,
+}
+
+/// How a reader was left.
+enum Left {
+    Ended(Ended),
+    /// Its last item was an error that a new one may not meet.
+    Broken(SourceError),
 }
 
 /// Why delivering ended.
@@ -84,31 +101,41 @@ impl<M: SubscriptionModel> Deliver<M> {
     }
 
     async fn open_and_deliver(&mut self, reader: Option<M::Reader>) -> Ended {
-        let mut reader = match reader {
-            Some(reader) => reader,
-            None => {
-                let stop = self.signals.stop.clone();
-                let from = self.desk.safe();
-                let reopened = tokio::select! {
-                    biased;
-                    () = stop.cancelled() => return Ended::Asked,
-                    reopened = open::again(&self.opening, from.as_ref(), &self.board) => reopened,
-                };
-                match reopened {
-                    Ok(reader) => reader,
-                    Err(reason) => return Ended::Stalled(reason),
+        let mut again = Again::default();
+        let mut next = reader;
+        loop {
+            let mut reader = match next.take() {
+                Some(reader) => reader,
+                None => {
+                    let stop = self.signals.stop.clone();
+                    let from = self.desk.safe();
+                    let reopened = tokio::select! {
+                        biased;
+                        () = stop.cancelled() => return Ended::Asked,
+                        reopened = again.open(&self.opening, from.as_ref(), &self.board) => reopened,
+                    };
+                    match reopened {
+                        Ok(reader) => reader,
+                        Err(reason) => return Ended::Stalled(reason),
+                    }
                 }
+            };
+            // The saver's task may be gone already; then nobody asks how the reader fares.
+            if let Some(opened) = &self.opened {
+                let _ = opened.send(reader.state());
             }
-        };
-        // The saver's task may be gone already; then nobody asks how the reader fares.
-        if let Some(opened) = &self.opened {
-            let _ = opened.send(reader.state());
+            self.board.set(|conditions| conditions.phase = Phase::Running);
+            let taken = self.taken.clone();
+            let error = match self.deliver(&mut reader).await {
+                Left::Ended(ended) => return ended,
+                Left::Broken(error) => error,
+            };
+            again.broken(error, self.taken != taken);
+            self.board.count(|status| status.reconnects += 1);
         }
-        self.board.set(|conditions| conditions.phase = Phase::Running);
-        self.deliver(&mut reader).await
     }
 
-    async fn deliver(&mut self, reader: &mut M::Reader) -> Ended {
+    async fn deliver(&mut self, reader: &mut M::Reader) -> Left {
         let context = Arc::new(Context {
             subscription: self.id.clone(),
             fence: self.ownership.fence,
@@ -121,7 +148,7 @@ impl<M: SubscriptionModel> Deliver<M> {
             tokio::task::consume_budget().await;
             let read = tokio::select! {
                 biased;
-                () = &mut stop => return Ended::Asked,
+                () = &mut stop => return Left::Ended(Ended::Asked),
                 read = reader.next() => read,
             };
             match read {
@@ -132,11 +159,13 @@ impl<M: SubscriptionModel> Deliver<M> {
                 }
                 Some(Ok(Read::Event { event, position })) => {
                     if let Err(ended) = self.event(event, position, &context).await {
-                        return ended;
+                        return Left::Ended(ended);
                     }
                 }
-                Some(Err(error)) => return Ended::Stalled(error.reason()),
-                None => return Ended::Stopped(self.end_of_feed()),
+                Some(Err(SourceError::Refused(reason))) => return Left::Ended(Ended::Stalled(reason)),
+                // What can heal goes on by itself, though this reader could not cure it.
+                Some(Err(error)) => return Left::Broken(error),
+                None => return Left::Ended(Ended::Stopped(self.end_of_feed())),
             }
         }
     }
@@ -152,8 +181,10 @@ impl<M: SubscriptionModel> Deliver<M> {
     async fn event(&mut self, event: ChangeEvent, position: Checkpoint, context: &Arc<Context>) -> Result<(), Ended> {
         let seq = self.desk.read_event(position.clone(), kind_of(&position));
         self.taken = Some(position.clone());
+        let is_new = is_beyond(&position, &self.counted);
+        self.counted = Some(position.clone());
         self.board.count(|status| {
-            status.events += 1;
+            status.events += u64::from(is_new);
             status.last_event_at = Some(DateTime::now());
         });
         self.gate(|gate| !gate.closed).await?;
@@ -164,11 +195,14 @@ impl<M: SubscriptionModel> Deliver<M> {
         }
         trace!(subscription = %self.id, %position, "delivering");
         self.desk.hand_out(position.clone());
+        let is_new = is_beyond(&position, &self.handed_out);
+        self.handed_out = Some(position.clone());
         self.board.count(|status| {
-            status.delivered += 1;
-            status.replayed += u64::from(may_be_repeat);
-            status.in_hand_since = status.last_event_at;
+            status.delivered += u64::from(is_new);
+            status.replayed += u64::from(is_new && may_be_repeat);
+            status.in_hand_since = Some(DateTime::now());
         });
+        self.let_others_run().await;
         let delivery = Delivery::new(event, position, may_be_repeat, context.clone());
         let delivery = self.until_settled(delivery).await?;
         let accepted = self.accepts(&delivery);
@@ -183,6 +217,16 @@ impl<M: SubscriptionModel> Deliver<M> {
                 self.gate(|gate| gate.stored >= wanted).await
             }
             _ => Ok(()),
+        }
+    }
+
+    /// The handler may block its thread, and a task that was woken here waits where no other thread takes it from: it
+    /// has its turn before. That costs a microsecond, so it is done when the saver's task was woken, else now and then.
+    async fn let_others_run(&mut self) {
+        let now = Instant::now();
+        if self.desk.has_woken() || self.yielded.is_none_or(|at| now - at >= YIELD_EVERY) {
+            self.yielded = Some(now);
+            tokio::task::yield_now().await;
         }
     }
 
@@ -274,4 +318,8 @@ impl<M: SubscriptionModel> Deliver<M> {
             status.position = safe;
         });
     }
+}
+
+fn is_beyond(position: &Checkpoint, last: &Option<Checkpoint>) -> bool {
+    last.as_ref().is_none_or(|last| position.is_beyond(last))
 }

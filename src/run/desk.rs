@@ -29,6 +29,7 @@ struct Inner {
     watched: bool,
     /// A request that the saver has not been woken for yet would be lost on it; one wake is enough for many.
     told: bool,
+    woken: bool,
 }
 
 /// The event that the handler has.
@@ -59,10 +60,11 @@ pub(crate) struct View {
 }
 
 impl Desk {
-    pub(crate) fn new(start: Option<Checkpoint>, save: SavePolicy) -> Self {
+    pub(crate) fn new(start: Option<Checkpoint>, save: SavePolicy, saves_quiet: bool) -> Self {
         let progress = Progress::new(start);
-        let policy = Policy::new(save, progress.safe().cloned());
-        let inner = Inner { progress, policy, in_hand: None, given_up: None, watched: false, told: false };
+        let policy = Policy::new(save, saves_quiet, progress.safe().cloned());
+        let inner =
+            Inner { progress, policy, in_hand: None, given_up: None, watched: false, told: false, woken: false };
         Self { inner: Mutex::new(inner), news: Notify::new(), gate: watch::Sender::new(Gate::default()) }
     }
 
@@ -128,9 +130,14 @@ impl Desk {
         self.gate.subscribe()
     }
 
+    /// Whether the saver's task was woken since the last call.
+    pub(crate) fn has_woken(&self) -> bool {
+        std::mem::take(&mut self.inner().woken)
+    }
+
     fn tell(&self, mut inner: MutexGuard<'_, Inner>, asked: bool) {
         if inner.watched || (asked && !inner.told) {
-            inner.told = true;
+            (inner.told, inner.woken) = (true, true);
             drop(inner);
             self.news.notify_one();
         }
@@ -156,12 +163,10 @@ impl Desk {
         self.inner().watched = every;
     }
 
-    pub(crate) fn sent(&self, events: u64) {
-        self.inner().policy.sent(events);
-    }
-
-    pub(crate) fn open_gate(&self, stored: u64) {
-        self.gate.send_replace(Gate { closed: false, stored });
+    /// A position is stored: the count of the save policy starts again behind it, and delivery may go on.
+    pub(crate) fn saved(&self, mark: &Mark) {
+        self.inner().policy.saved(mark.events);
+        self.gate.send_replace(Gate { closed: false, stored: mark.seq });
     }
 
     pub(crate) fn close_gate(&self) {

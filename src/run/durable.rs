@@ -14,6 +14,7 @@ use crate::model::SubscriptionModel;
 use crate::reason::Reason;
 use crate::run::core::{Core, Turn};
 use crate::run::deliver::{Deliver, Ended};
+use crate::run::progress::Mark;
 use crate::run::saver::{Lost, Saver};
 use crate::run::watchdog::still_own;
 use crate::status::{Phase, State};
@@ -78,100 +79,109 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
     /// Delivers from an open reader until the end of the run.
     pub(crate) async fn run(mut self, reader: M::Reader) {
         self.core.set_to_work(Some(reader));
-        let reason = loop {
+        loop {
             tokio::select! {
                 biased;
                 command = self.commands.recv() => match command {
                     None => return self.let_go(),
-                    Some(command) => if let Some(reason) = self.obey(command).await { break reason },
+                    Some(command) => if self.obey(command).await { return },
                 },
                 turn = self.core.step() => {
                     let goal = match turn {
                         Turn::Nothing | Turn::Delivered(Ended::Asked) => continue,
                         Turn::Delivered(Ended::Stalled(reason)) => Goal::Stall(reason),
                         Turn::Delivered(Ended::Stopped(reason)) => Goal::Stop(reason),
-                        Turn::Lost(lost) => self.lost(lost),
+                        Turn::Lost(lost) => self.lost(lost, None),
                     };
-                    if let Some(reason) = self.reach(goal).await { break reason }
+                    if let Some(reason) = self.reach(goal).await { return self.end(&reason) }
                 }
             }
-        };
-        self.end(&reason);
+        }
     }
 
-    /// Does what the handle asks. Answers the reason when the run ends by it.
-    async fn obey(&mut self, command: Command) -> Option<Reason> {
+    /// Does what the handle asks. Answers whether the run has ended by it.
+    async fn obey(&mut self, command: Command) -> bool {
         let stalled = match self.core.board.snapshot().state {
             State::Stalled(reason) => Some(self.ended(reason)),
             _ => None,
         };
-        // Who asked may have gone; then nobody needs the answer. The same holds for every reply below.
-        match command {
-            Command::Pause(reply) => {
-                if let Some(error) = stalled {
-                    let _ = reply.send(Err(error));
-                    return None;
-                }
+        match (command, stalled) {
+            (Command::Pause(reply), Some(error)) => self.answer(None, reply, Err(error)),
+            (Command::Pause(reply), None) => {
                 let ended = self.reach(Goal::Pause).await;
-                let _ = reply.send(self.verdict(ended.as_ref()).map(|_| ()));
-                ended
+                let paused = self.verdict(ended.as_ref()).map(|_| ());
+                self.answer(ended, reply, paused)
             }
-            Command::Resume(reply) => self.resume(reply).await,
-            Command::Shutdown(reply) => {
+            (Command::Resume(reply), _) => self.resume(reply).await,
+            (Command::Shutdown(reply), _) => {
                 let ended = self.reach(Goal::Stop(Reason::Requested)).await;
-                let _ = reply.send(self.verdict(ended.as_ref()));
-                ended
+                let saved = self.verdict(ended.as_ref());
+                self.answer(ended, reply, saved)
             }
-            Command::Cancel(reply) => {
+            (Command::Cancel(reply), _) => {
                 let ended = self.reach(Goal::Cancel).await;
                 let deleted = match &ended {
                     Some(Reason::Requested) => self.delete().await,
                     _ => self.verdict(ended.as_ref()).map(|_| ()),
                 };
-                let _ = reply.send(deleted);
-                ended
+                self.answer(ended, reply, deleted)
             }
-            Command::Drained(reply) => {
-                match stalled {
-                    Some(error) => drop(reply.send(Err(error))),
-                    None => self.core.waiters.drained(self.core.desk.view().last_read, reply),
-                }
-                None
+            (Command::Drained(reply), Some(error)) => self.answer(None, reply, Err(error)),
+            (Command::Drained(reply), None) => {
+                let view = self.core.desk.view();
+                // What was read ahead of a pause was given up, and is not waited for.
+                let at_rest = self.core.delivering.is_none() && view.all_settled;
+                let target = if at_rest { view.safe.map_or(0, |safe| safe.seq) } else { view.last_read };
+                self.core.waiters.drained(target, reply);
+                false
             }
-            Command::CaughtUp(reply) => {
-                match stalled {
-                    Some(error) => drop(reply.send(Err(error))),
-                    None => self.core.ask_head(self.model.clone(), reply),
-                }
-                None
+            (Command::CaughtUp(reply), Some(error)) => self.answer(None, reply, Err(error)),
+            (Command::CaughtUp(reply), None) => {
+                self.core.ask_head(self.model.clone(), reply);
+                false
             }
         }
     }
 
+    /// Ends the run, if it is to end, and answers behind that: who is answered finds the id free. Answers whether the
+    /// run has ended.
+    fn answer<T>(&mut self, ended: Option<Reason>, reply: Reply<T>, answer: Result<T, SubscriptionError>) -> bool {
+        if let Some(reason) = &ended {
+            self.end(reason);
+        }
+        // Who asked may have gone; then nobody needs the answer.
+        let _ = reply.send(answer);
+        ended.is_some()
+    }
+
     /// Reads on from the last settled position, if the record is still the run's own.
-    async fn resume(&mut self, reply: Reply<()>) -> Option<Reason> {
+    async fn resume(&mut self, reply: Reply<()>) -> bool {
+        if self.core.is_open() {
+            return self.answer(None, reply, Ok(()));
+        }
         if self.core.delivering.is_some() {
-            let _ = reply.send(Ok(()));
-            return None;
+            self.core.waiters.resumed(reply);
+            return false;
         }
         let read = tokio::time::timeout(LAST_SAVE, self.storage.read(&self.id)).await;
         let record = match read.unwrap_or_else(|_| Err(no_answer())) {
             Ok(record) => record,
             Err(source) => {
-                let _ = reply.send(Err(SubscriptionError::Storage { id: self.id.clone(), source }));
-                return None;
+                let error = SubscriptionError::Storage { id: self.id.clone(), source };
+                return self.answer(None, reply, Err(error));
             }
         };
         if let Some(reason) = still_own(record.as_ref(), &self.ownership) {
-            let _ = reply.send(Err(self.ended(reason.clone())));
             self.core.saver.freeze();
-            return self.reach(Goal::Stop(reason)).await;
+            let ended = self.reach(Goal::Stop(reason.clone())).await;
+            let error = self.ended(reason);
+            return self.answer(ended, reply, Err(error));
         }
         self.core.saver.thaw();
         self.core.board.set(|conditions| conditions.phase = Phase::Starting);
         self.core.waiters.resumed(reply);
         self.core.set_to_work(None);
-        None
+        false
     }
 
     /// Brings the run to rest and to its goal. Answers the reason when the run ends there.
@@ -208,8 +218,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
                 if !self.core.signals.abandon.is_cancelled() {
                     self.warn_abandoned();
                     self.core.signals.abandon.cancel();
-                    // A paused run needs its handler back, so a pause waits for one that blocks its thread.
-                    deadline = (goal != Goal::Pause).then(|| Instant::now() + LEFT_BEHIND);
+                    // A run that can be resumed needs its handler back, so it waits for one that blocks its thread.
+                    let resumable = matches!(goal, Goal::Pause | Goal::Stall(_));
+                    deadline = (!resumable).then(|| Instant::now() + LEFT_BEHIND);
                 } else if let Some(task) = self.core.delivering.take() {
                     task.abort();
                 }
@@ -219,7 +230,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
                 // A feed that has ended cannot be paused.
                 Turn::Delivered(Ended::Stopped(reason)) if goal == Goal::Pause => goal = Goal::Stop(reason),
                 Turn::Nothing | Turn::Delivered(_) => {}
-                Turn::Lost(lost) => goal = self.lost(lost),
+                Turn::Lost(lost) => goal = self.lost(lost, Some(goal)),
             }
         }
         goal
@@ -232,8 +243,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             // The write in flight is awaited to its end, and nothing is written behind it.
             self.core.saver.freeze();
         } else {
-            if let Some(mark) = self.core.desk.view().storable {
-                self.core.saver.hurry(mark.seq);
+            let view = self.core.desk.view();
+            if let Some(wanted) = self.core.saver.outstanding(&view).map(|mark| mark.seq) {
+                self.core.saver.hurry(wanted);
             }
             if let Goal::Stop(_) = goal {
                 self.mark_clean();
@@ -247,7 +259,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             let deadline = (goal != Goal::Cancel).then_some(deadline);
             match self.step_until(deadline).await {
                 None => return goal,
-                Some(Turn::Lost(lost)) => return if goal == Goal::Cancel { goal } else { self.lost(lost) },
+                Some(Turn::Lost(_)) if goal == Goal::Cancel => return goal,
+                Some(Turn::Lost(lost)) => return self.lost(lost, Some(goal)),
                 Some(Turn::Nothing | Turn::Delivered(_)) => {}
             }
         }
@@ -256,8 +269,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
     /// The record may say that nothing is to be repeated: everything handed out is settled, and storable.
     fn mark_clean(&mut self) {
         let view = self.core.desk.view();
-        let storable = view.storable.as_ref().map(|mark| mark.seq);
-        if self.core.desk.given_up().is_none() && storable == view.safe.as_ref().map(|mark| mark.seq) {
+        let events = |mark: &Option<Mark>| mark.as_ref().map_or(0, |mark| mark.events);
+        let unsettled = view.in_hand.is_some() || self.core.desk.given_up().is_some();
+        if !unsettled && events(&view.storable) == events(&view.safe) {
             self.core.saver.mark_clean();
         }
     }
@@ -269,12 +283,13 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         }
     }
 
-    /// Nothing more can be saved.
-    fn lost(&mut self, lost: Lost) -> Goal {
+    /// Nothing more can be saved. Who asked for the end gets it all the same, and is told what is not stored.
+    fn lost(&mut self, lost: Lost, goal: Option<Goal>) -> Goal {
         self.core.saver.freeze();
-        match lost {
-            Lost::Stop(reason) => Goal::Stop(reason),
-            Lost::Stall(reason) => Goal::Stall(reason),
+        match (lost, goal) {
+            (Lost::Stop(reason), _) => Goal::Stop(reason),
+            (Lost::Stall(_), Some(goal @ (Goal::Stop(Reason::Requested) | Goal::Cancel))) => goal,
+            (Lost::Stall(reason), _) => Goal::Stall(reason),
         }
     }
 
@@ -318,7 +333,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
     }
 
     /// The end: whoever still asks is answered with the reason.
-    fn end(mut self, reason: &Reason) {
+    fn end(&mut self, reason: &Reason) {
         let view = self.core.desk.view();
         if let Some(mark) = self.core.saver.outstanding(&view).filter(|_| !self.core.saver.is_frozen()) {
             let (id, position) = (&self.id, &mark.position);
@@ -331,7 +346,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
     }
 
     /// Every handle was dropped without a shutdown.
-    fn let_go(self) {
+    fn let_go(mut self) {
         let id = &self.id;
         warn!(
             subscription = %id,

@@ -55,6 +55,8 @@ pub enum SaveMode {
 #[derive(Debug)]
 pub(crate) struct Policy {
     save: SavePolicy,
+    /// Whether positions of quiet reads may be stored.
+    saves_quiet: bool,
     /// An event was declined and none accepted since.
     held: bool,
     storable: Option<Mark>,
@@ -64,8 +66,8 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
-    pub(crate) fn new(save: SavePolicy, start: Option<Mark>) -> Self {
-        Self { save, held: false, storable: start, requested: None, counted: 0 }
+    pub(crate) fn new(save: SavePolicy, saves_quiet: bool, start: Option<Mark>) -> Self {
+        Self { save, saves_quiet, held: false, storable: start, requested: None, counted: 0 }
     }
 
     /// An event was settled and the safe position is `safe` now; `accepted` is what the predicate said of it. Answers
@@ -90,13 +92,13 @@ impl Policy {
 
     /// The safe position moved by a quiet read.
     pub(crate) fn quiet(&mut self, safe: &Mark) {
-        if !self.held {
+        if self.saves_quiet && !self.held {
             self.storable = Some(safe.clone());
         }
     }
 
-    /// A write that covers this many events was sent: the count starts again behind it.
-    pub(crate) fn sent(&mut self, events: u64) {
+    /// A write that covers this many events has succeeded: the count starts again behind it.
+    pub(crate) fn saved(&mut self, events: u64) {
         self.counted = self.counted.max(events);
     }
 

@@ -16,7 +16,7 @@ use crate::run::policy::SaveMode;
 use crate::run::progress::Mark;
 use crate::run::repeats::Repeats;
 use crate::status::Board;
-use crate::storage::{CheckpointStorage, Save, SaveOutcome};
+use crate::storage::{CheckpointStorage, Record, Save, SaveOutcome};
 
 /// Between two writes of [`SaveMode::WriteBehind`].
 const SPACING: Duration = Duration::from_millis(10);
@@ -29,6 +29,8 @@ const QUIET_FAILURES: u32 = 3;
 pub(crate) struct Saver<S> {
     storage: S,
     template: Save,
+    /// What is stored at the start, to be stored once more as it is when a run ends cleanly before any read.
+    resumed: Option<Save>,
     mode: SaveMode,
     quiet: Option<Duration>,
     /// The stored position as far as this run knows it.
@@ -74,16 +76,18 @@ impl<S: CheckpointStorage> Saver<S> {
         template: Save,
         mode: SaveMode,
         quiet: Option<Duration>,
-        stored: Option<Checkpoint>,
-        recorded: bool,
+        stored: Option<Record>,
     ) -> Self {
         let now = Instant::now();
+        let recorded = stored.is_some();
+        let resumed = stored.and_then(|record| as_stored(&template, record));
         Self {
             storage,
             template,
             mode,
             quiet,
-            stored: stored.map(Mark::start),
+            stored: resumed.as_ref().map(|save| Mark { kind: save.kind, ..Mark::start(save.position.clone()) }),
+            resumed,
             in_flight: None,
             urgent: None,
             frozen: false,
@@ -126,7 +130,8 @@ impl<S: CheckpointStorage> Saver<S> {
 
     /// Everything storable is wanted now, until the position with this number is stored. Answers whether that is news.
     pub(crate) fn hurry(&mut self, up_to: u64) -> bool {
-        if self.urgent.is_some_and(|urgent| urgent >= up_to) {
+        let is_stored = self.stored.as_ref().is_some_and(|stored| stored.seq >= up_to);
+        if is_stored || self.urgent.is_some_and(|urgent| urgent >= up_to) {
             return false;
         }
         self.urgent = Some(up_to);
@@ -228,15 +233,23 @@ impl<S: CheckpointStorage> Saver<S> {
             Some((mark, why, _)) => (mark, why),
             None => return soonest(None),
         };
-        let save =
-            Save { position: mark.position.clone(), kind: mark.kind, clean: self.clean, ..self.template.clone() };
+        let save = self.save(&mark);
         let storage = self.storage.clone();
         let task = tokio::spawn(async move { storage.save(&save).await });
-        desk.sent(mark.events);
         self.last_sent = now;
         self.last_write = Some(now);
         self.in_flight = Some(Write { mark, why, clean: self.clean, task });
         patience_ends
+    }
+
+    fn save(&mut self, mark: &Mark) -> Save {
+        if let Some(resumed) = self.resumed.as_ref().filter(|_| mark.seq == 0) {
+            return Save { clean: self.clean, ..resumed.clone() };
+        }
+        if let Some(source) = &mut self.template.source {
+            source.see(&mark.position);
+        }
+        Save { position: mark.position.clone(), kind: mark.kind, clean: self.clean, ..self.template.clone() }
     }
 
     fn give_up_waiting(&mut self, desk: &Desk, board: &Board) {
@@ -310,18 +323,18 @@ impl<S: CheckpointStorage> Saver<S> {
         }
         board.count(|status| status.saved = Some(mark.position.clone()));
         board.set(|conditions| conditions.storage = None);
-        desk.open_gate(mark.seq);
+        desk.saved(&mark);
         self.urgent = self.urgent.filter(|urgent| *urgent > mark.seq);
         self.stored = Some(mark);
     }
 
     fn failed(&mut self, error: &StorageError, mark: &Mark, why: Why, board: &Board) -> Result<(), Lost> {
         let reason = error.reason();
+        self.last_error = Some(reason.clone());
         match error {
             StorageError::Unavailable { .. } | StorageError::Unauthorized { .. } => {}
             StorageError::Unreadable { .. } | StorageError::Refused { .. } => return Err(Lost::Stall(reason)),
         }
-        self.last_error = Some(reason.clone());
         let shown = if why == Why::Quiet {
             // Tried again an interval later; the timer runs from the sending of this one.
             self.quiet_failures += 1;
@@ -346,6 +359,19 @@ impl<S: CheckpointStorage> Saver<S> {
 pub(crate) enum Lost {
     Stop(Reason),
     Stall(Reason),
+}
+
+/// The save that stores again what the record holds.
+fn as_stored(template: &Save, record: Record) -> Option<Save> {
+    let position = record.position?;
+    Some(Save {
+        kind: record.kind.unwrap_or_else(|| kind_of(&position)),
+        epoch: record.epoch.unwrap_or(template.epoch),
+        pipeline: record.pipeline,
+        source: record.source,
+        position,
+        ..template.clone()
+    })
 }
 
 /// What an event's position is the position of.

@@ -57,9 +57,9 @@ impl Waiters {
     }
 
     /// The position that is to be stored for those whose reads are all settled, by its number.
-    pub(crate) fn wanted(&mut self, view: &View, delivering: bool, outstanding: Option<&Mark>) -> Option<u64> {
+    pub(crate) fn wanted(&mut self, view: &View, outstanding: Option<&Mark>) -> Option<u64> {
         for waiter in &mut self.drained {
-            if waiter.wanted.is_none() && is_settled(view, waiter.target, delivering) {
+            if waiter.wanted.is_none() && is_settled(view, waiter.target) {
                 waiter.wanted = Some(outstanding.map_or(0, |mark| mark.seq));
             }
         }
@@ -98,8 +98,8 @@ impl Waiters {
     }
 }
 
-fn is_settled(view: &View, target: u64, delivering: bool) -> bool {
-    view.safe.as_ref().is_some_and(|safe| safe.seq >= target) || (view.all_settled && !delivering) || target == 0
+fn is_settled(view: &View, target: u64) -> bool {
+    target == 0 || view.safe.as_ref().is_some_and(|safe| safe.seq >= target)
 }
 
 /// Everything up to the majority time `head` is settled: the safe position lies beyond that time, or at it with the

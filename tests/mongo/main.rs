@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "all of this is tests")]
 
 mod bad_input;
+mod demo;
 mod filter;
 mod fixture;
 mod hole;
@@ -34,6 +35,7 @@ const ROLES: &[support::child::Role] = &[
 fn tests() -> Vec<libtest_mimic::Trial> {
     [
         bad_input::tests(),
+        demo::tests(),
         filter::tests(),
         fixture::tests(),
         hole::tests(),

@@ -1,6 +1,7 @@
 //! The reckoning: what was written, what was handled, in which order.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
 use crate::checkpoint::Checkpoint;
 
@@ -43,8 +44,7 @@ impl Account {
 
     /// How many of the orders `1..=written` are missing; one that came out of order counts as one.
     pub(super) fn lost(&self, written: u32) -> u32 {
-        let missing = (1..=written).filter(|order| !self.seen.contains(order)).count();
-        u32::try_from(missing).unwrap_or(u32::MAX).max(u32::from(self.out_of_order))
+        self.missing(1..=written).max(u32::from(self.out_of_order))
     }
 
     /// The account in one line.
@@ -52,6 +52,17 @@ impl Account {
         let (delivered, lost, repeated) = (self.delivered(), self.lost(written), self.repeated());
         let order = if self.out_of_order { "OUT OF ORDER" } else { "in order" };
         format!("delivered {delivered} of {written}, lost {lost}, repeated {repeated}, {order}")
+    }
+
+    /// The account of the orders after the first `before`, when `repeated` deliveries had been repeats by then.
+    pub(super) fn line_since(&self, before: u32, repeated: u32, written: u32) -> String {
+        let (new, lost) = (written - before, self.missing(before + 1..=written));
+        format!("delivered {} of {new}, lost {lost}, repeated {}", new - lost, self.repeated() - repeated)
+    }
+
+    fn missing(&self, orders: RangeInclusive<u32>) -> u32 {
+        let missing = orders.filter(|order| !self.seen.contains(order)).count();
+        u32::try_from(missing).unwrap_or(u32::MAX)
     }
 }
 
@@ -71,6 +82,7 @@ mod tests {
     fn repeats_are_counted_and_are_no_loss() {
         let account = account(&[1, 2, 3, 2, 3, 4]);
         assert_eq!(account.line(4), "delivered 4 of 4, lost 0, repeated 2, in order");
+        assert_eq!(account.line_since(3, 2, 4), "delivered 1 of 1, lost 0, repeated 0");
     }
 
     #[test]

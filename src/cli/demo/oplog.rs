@@ -13,8 +13,8 @@ use super::server::short;
 const FILLER: usize = 60_000;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Writes to another collection until the oldest entry of the oplog is newer than `time`; says how long it took.
-pub(super) async fn drop_past(database: &Database, time: Timestamp) -> Result<Duration, Failed> {
+/// Writes to another collection until the oldest entry of the oplog is newer than `time`.
+pub(super) async fn drop_past(database: &Database, time: Timestamp) -> Result<(), Failed> {
     let begun = Instant::now();
     let filler = database.collection::<Document>("other");
     let filling = "x".repeat(FILLER);
@@ -26,13 +26,13 @@ pub(super) async fn drop_past(database: &Database, time: Timestamp) -> Result<Du
         let again = Instant::now() + Duration::from_millis(1100);
         while Instant::now() < again {
             if oldest(database).await? > time {
-                return Ok(begun.elapsed());
+                return Ok(());
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         documents = 5;
     }
-    Err(format!("the oplog still holds the position after {} s", PATIENCE.as_secs()))
+    Err(format!("the oplog still holds the position after {} s", PATIENCE.as_secs()).into())
 }
 
 async fn oldest(database: &Database) -> Result<Timestamp, Failed> {

@@ -33,15 +33,16 @@ pub(super) struct Play<'a> {
 }
 
 impl<'a> Play<'a> {
-    pub(super) async fn begin(server: &'a Server, database: &'a Database, story: &'a Story) -> Result<Self, Failed> {
-        let hello = database.run_command(doc! { "hello": 1 }).await.map_err(|error| short(&error))?;
-        if !hello.contains_key("setName") {
-            return Err("the server is not a member of a replica set, and only those have change streams".into());
-        }
+    pub(super) fn begin(server: &'a Server, database: &'a Database, story: &'a Story) -> Self {
         let majority = CollectionOptions::builder().write_concern(WriteConcern::majority()).build();
         let orders = database.collection_with_options::<Document>(ORDERS, majority);
         let (account, written) = (Account::default(), 0);
-        Ok(Self { server, database, story, orders, account, written, subscriber: None })
+        Self { server, database, story, orders, account, written, subscriber: None }
+    }
+
+    /// Everything in one line, and whether nothing was lost.
+    pub(super) fn verdict(&self) -> (String, bool) {
+        (self.account.line(self.written), self.account.lost(self.written) == 0)
     }
 
     /// Writes the next orders, all at once.
@@ -59,8 +60,8 @@ impl<'a> Play<'a> {
         Subscriber::start(self.server.uri(), self.database.name()).await
     }
 
-    /// The first act. Answers how many orders were lost.
-    pub(super) async fn kill_and_resume(&mut self, orders: u32) -> Result<u32, Failed> {
+    /// The first act.
+    pub(super) async fn kill_and_resume(&mut self, orders: u32) -> Result<(), Failed> {
         self.story.act("1. A subscriber is killed in the middle");
         let mut subscriber = self.start_subscriber().await?;
         self.story.line("subscribed", &format!("{ID}, in a process of its own"));
@@ -86,29 +87,29 @@ impl<'a> Play<'a> {
         bar.finish_and_clear();
         self.story.line("resumed", &self.account.line(self.written));
         self.subscriber = Some(subscriber);
-        Ok(self.account.lost(self.written))
+        Ok(())
     }
 
-    /// The second act. Answers how many orders were lost in it.
-    pub(super) async fn quiet_and_resume(&mut self) -> Result<u32, Failed> {
+    /// The second act.
+    pub(super) async fn quiet_and_resume(&mut self) -> Result<(), Failed> {
         self.story.act("2. Nothing happens for long, and the oplog moves on");
         let last = self.account.last().cloned().ok_or("no order was handled")?;
         let time = last.cluster_time().ok_or("an order's position has no time")?;
         if self.server.is_ours() {
             let waiting = self.story.wait("other collections are written to");
-            let took = oplog::drop_past(self.database, time).await;
+            let dropped = oplog::drop_past(self.database, time).await;
             waiting.finish_and_clear();
-            let seconds = took?.as_secs_f64();
-            self.story.line("oplog", &format!("it has dropped the last order's position (after {seconds:.1} s)"));
+            dropped?;
+            self.story.line("oplog", "it no longer holds the position of the last order");
         } else {
             self.story.line("oplog", "left alone, since the server is your own");
         }
         let quiet = self.quiet_position(&last).await?;
-        self.story.line("stored", &format!("a quiet position, {quiet}: no order, but the scan got this far"));
+        self.story.line("stored", &format!("the quiet position {quiet}"));
         if let Some(subscriber) = self.subscriber.take() {
             subscriber.kill(&mut self.account).await?;
         }
-        let repeated = self.account.repeated();
+        let (before, repeated) = (self.written, self.account.repeated());
         let new = 10;
         self.write(new).await?;
         self.story.line("killed", &format!("with SIGKILL; {new} orders written while nobody listened"));
@@ -117,15 +118,12 @@ impl<'a> Play<'a> {
             subscriber.handled(&mut self.account).await?;
         }
         subscriber.kill(&mut self.account).await?;
-        let again = self.account.repeated() - repeated;
-        self.story.line(
-            "resumed",
-            &format!("from the quiet position: {}, {again} of them now", self.account.line(self.written)),
-        );
+        let line = self.account.line_since(before, repeated, self.written);
+        self.story.line("resumed", &format!("from the quiet position: {line}"));
         if self.server.is_ours() {
             self.refused(&last).await?;
         }
-        Ok(self.account.lost(self.written))
+        Ok(())
     }
 
     /// Waits until a quiet position beyond the last order is stored.
@@ -145,18 +143,20 @@ impl<'a> Play<'a> {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        Err(format!("no quiet position was stored within {} s", PATIENCE.as_secs()))
+        Err(format!("no quiet position was stored within {} s", PATIENCE.as_secs()).into())
     }
 
     /// Without the quiet position the subscription would have ended here.
     async fn refused(&self, last: &Checkpoint) -> Result<(), Failed> {
         match ChangeStreamModel::collection(&self.orders).open(Some(last), &Plan::default()).await {
             Err(error) if error.reason().name() == "history_lost" => {
-                self.story.line("without it", "the last order's own token is refused: ChangeStreamHistoryLost (286)");
+                self.story.line("without it", "the last order's own position is refused: its history is lost (286)");
                 Ok(())
             }
-            Err(error) => Err(format!("the last order's token should be refused as lost history, but: {error}")),
-            Ok(_) => Err("the last order's token should be refused, but the server took it".into()),
+            Err(error) => {
+                Err(format!("the last order's position should be refused as lost history, but: {error}").into())
+            }
+            Ok(_) => Err("the last order's position should be refused, but the server took it".into()),
         }
     }
 }

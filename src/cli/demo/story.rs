@@ -1,6 +1,7 @@
 //! What the demo prints: a few readable lines to stdout, and a progress bar where a terminal looks on.
 
-use std::io::IsTerminal;
+use std::fmt::Arguments;
+use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -17,24 +18,21 @@ impl Story {
     }
 
     pub(super) fn title(&self, text: &str) {
-        println!("{text}\n");
+        say(format_args!("{text}\n"));
     }
 
     pub(super) fn act(&self, text: &str) {
-        println!("\n{text}");
+        say(format_args!("\n{text}"));
     }
 
     /// One line of an act: what it is about, and the figures.
     pub(super) fn line(&self, label: &str, text: &str) {
-        println!("  {label:<10} {text}");
+        say(format_args!("  {label:<10} {text}"));
     }
 
-    pub(super) fn blank(&self) {
-        println!();
-    }
-
+    /// The last line.
     pub(super) fn end(&self, text: &str) {
-        println!("{text}");
+        say(format_args!("\n{text}"));
     }
 
     /// A bar of a known length; nothing without a terminal.
@@ -59,4 +57,9 @@ impl Story {
         spinner.enable_steady_tick(Duration::from_millis(100));
         spinner
     }
+}
+
+/// Whoever reads may have gone (`mongosub demo | head`): the demo plays to its end and takes everything away all the same.
+fn say(line: Arguments<'_>) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }

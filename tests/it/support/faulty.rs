@@ -21,6 +21,8 @@ pub enum Fault {
     Hang,
     /// Carried out and answered after this long.
     Late(Duration),
+    /// Not stored, and said so after this long.
+    FailLate(Duration),
     /// Carried out, but the reply is lost: an error comes instead.
     LoseReply,
     /// Answered with this error, not stored.
@@ -112,9 +114,24 @@ impl FaultyStorage {
         script.namespaces = namespaces;
     }
 
+    /// What is to hang, hangs again.
+    pub fn hold(&self) {
+        self.hanging.send_replace(true);
+    }
+
     /// The saves sent so far.
     pub fn sent(&self) -> Vec<Saved> {
         self.script().sent.clone()
+    }
+
+    /// When they were sent, in milliseconds since `since`.
+    pub fn sent_ms(&self, since: Instant) -> Vec<u128> {
+        self.sent().iter().map(|save| (save.at - since).as_millis()).collect()
+    }
+
+    /// What was sent, positions alone.
+    pub fn sent_positions(&self) -> Vec<Checkpoint> {
+        self.sent().into_iter().map(|save| save.position).collect()
     }
 
     pub fn reads_sent(&self) -> usize {
@@ -143,6 +160,10 @@ impl FaultyStorage {
             Some(Fault::Late(late)) => {
                 tokio::time::sleep(late).await;
                 call.await
+            }
+            Some(Fault::FailLate(late)) => {
+                tokio::time::sleep(late).await;
+                Err(unavailable())
             }
             Some(Fault::LoseReply) => {
                 call.await?;
