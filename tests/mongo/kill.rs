@@ -205,9 +205,8 @@ impl Account {
                 self.owed_behind.get_or_insert(written);
             }
             Word::Handled { id, at } => self.handled(id, at),
-            Word::Saved { handled: 0 } => {}
+            Word::Saved { handled: 0 } | Word::Trapped => {}
             Word::Saved { handled } => self.covered = self.began.map(|began| began + handled - 1),
-            Word::Trapped => {}
             Word::Ended(reason) => panic!("{}: it ended by itself: {reason}", self.life),
         }
     }

@@ -181,7 +181,7 @@ async fn expanded_events(Fixture { database, .. }: Fixture) -> anyhow::Result<()
     assert_eq!(some.operations(), [Operation::Insert]);
     let events = all.all();
     let uuid = events[2].event.collection_uuid()?.expect("the collection's UUID");
-    let hex: String = uuid.bytes().iter().map(|byte| format!("{byte:02X}")).collect();
+    let hex = uuid.to_string().replace('-', "").to_uppercase();
     assert_eq!(events[2].event.token()?.collection_uuid(), Some(hex.as_str()));
     assert!(events[1].event.operation_description()?.is_some());
     Ok(())

@@ -163,8 +163,8 @@ async fn primary_killed() -> anyhow::Result<()> {
     subscription.drained().await?;
     let ids = seen.ids();
     assert!(ids.is_sorted_by(|one, next| one < next), "out of order, or twice: {ids:?}");
-    let lost: Vec<_> = acknowledged.iter().filter(|id| !ids.contains(id)).collect();
-    assert!(lost.is_empty(), "lost: {lost:?}");
+    let missing: Vec<_> = acknowledged.iter().filter(|id| !ids.contains(id)).collect();
+    assert!(missing.is_empty(), "lost: {missing:?}");
     Ok(())
 }
 

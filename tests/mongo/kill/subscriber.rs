@@ -94,7 +94,7 @@ impl Trap {
 
     async fn hold(&self) {
         say(&Word::Trapped);
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 
@@ -110,7 +110,7 @@ fn micros() -> u64 {
     u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// The role. One thread: between the decision to save and `Model::save` then lies at most one turn of the handler, which
+/// The role. One thread: between the decision to save and `Storage::save` then lies at most one turn of the handler, which
 /// makes the count of handled events in `Saved` exact to one.
 pub fn play(input: serde_json::Value) -> anyhow::Result<()> {
     let life: Life = serde_json::from_value(input)?;
