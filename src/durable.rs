@@ -36,7 +36,40 @@ use crate::subscription::Subscription;
 ///
 /// A cheap clone; the clones share the running subscriptions. Dropping the last clone and the last
 /// [`Subscription`] of a run stops it, leaves the event in hand unsettled and warns: call
-/// [`shutdown_all`](Self::shutdown_all) first.
+/// [`shutdown_all`](Self::shutdown_all) first. What was settled and not stored by then comes again.
+///
+/// Every setter here sets a default, which a single [`Subscribe`] can override; a value that cannot be used is refused
+/// when it is awaited.
+///
+/// ```
+/// # use mongosub::memory::{MemoryCheckpointStorage, MemoryModel};
+/// use mongosub::{Delivery, DurableSubscriptions, Filter, Operation::{Insert, Update}};
+/// use std::time::Duration;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), mongosub::SubscribeError> {
+/// # let (model, storage) = (MemoryModel::new(), MemoryCheckpointStorage::new());
+/// let subscriptions = DurableSubscriptions::new(model, storage)
+///     .save_every(10)
+///     .save_quiet_position_every(Duration::from_secs(30));
+///
+/// let subscription = subscriptions
+///     .subscribe("search_index_v3", |delivery: Delivery| async move {
+///         println!("{:?}", delivery.event);
+///         Ok(())
+///     })
+///     .filter(Filter::operations([Insert, Update]))
+///     .save_every(1)
+///     .await?;
+/// assert_eq!(subscriptions.running().len(), 1);
+///
+/// for (id, ended) in subscriptions.shutdown_all().await {
+///     if let Err(error) = ended {
+///         eprintln!("{id}: {error}");
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct DurableSubscriptions<M, S> {
     inner: Arc<Inner<M, S>>,
     options: Options,
@@ -77,21 +110,23 @@ macro_rules! option_setters {
             self
         }
 
-        /// Whether the next event waits for a wanted save. Default: [`SaveMode::WriteBehind`].
+        /// Whether the next event waits for a wanted save. Default: [`SaveMode::WriteBehind`], in which what was
+        /// settled during the last write comes again after a kill.
         pub fn save_mode(mut self, mode: SaveMode) -> Self {
             self.options.save_mode = Some(mode);
             self
         }
 
-        /// How often reads without events are stored. Default: 60 s. Without them a filter that matches nothing for
-        /// long loses its place in the oplog, though nothing was missed.
+        /// How often the position is stored when no save of an event has stored it: quiet reads, and events that
+        /// `save_every` has not counted out yet. Default: 60 s. It must be well below the time the oplog reaches back,
+        /// or a filter that matches nothing for long loses its place, though nothing was missed.
         pub fn save_quiet_position_every(mut self, interval: Duration) -> Self {
             self.options.quiet_interval = Some(Some(interval));
             self
         }
 
-        /// Stores positions of events alone, also at a pause and at the end. A subscription that is quiet for longer than the oplog reaches back then
-        /// ends with `HistoryLost` at its next start.
+        /// Stores positions of events alone, also at a pause and at the end. A subscription that is quiet for longer
+        /// than the oplog reaches back then ends with `HistoryLost` at its next start.
         pub fn never_save_quiet_position(mut self) -> Self {
             self.options.quiet_interval = Some(None);
             self
@@ -105,7 +140,8 @@ macro_rules! option_setters {
             self
         }
 
-        /// How long `subscribe` retries what can heal before it gives up. Default: 60 s.
+        /// How long `subscribe` retries what can heal before it gives up. Default: 60 s. A start that was stored by
+        /// then stays stored, and the next `subscribe` goes on from it.
         pub fn start_timeout(mut self, timeout: Duration) -> Self {
             self.options.start_timeout = Some(timeout);
             self
@@ -147,6 +183,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
 
     /// A subscription named `id`, handled by `handler`; `.await` starts it.
     ///
+    /// The id is 1–255 bytes without `#` and control characters. A fresh one starts at the present, a known one at its
+    /// stored checkpoint; what the handler may then see again is marked ([`Delivery::may_be_repeat`]).
+    ///
     /// After a panic or a timeout the same handler goes on, its call dropped in the middle: if it must not, use
     /// [`subscribe_with`](Self::subscribe_with).
     pub fn subscribe<H: Handler + 'static>(&self, id: impl Into<String>, handler: H) -> Subscribe<M, S> {
@@ -186,6 +225,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
 
     /// Shuts down every subscription that runs here, all at once, and says what each answered.
     ///
+    /// # Errors
+    /// Each answer is that of [`Subscription::shutdown`].
+    ///
     /// # Cancel safety
     /// Dropped, the shutdowns go on.
     pub async fn shutdown_all(&self) -> Vec<(SubscriptionId, Result<Option<Checkpoint>, SubscriptionError>)> {
@@ -212,10 +254,15 @@ type MakeWork = Box<dyn FnOnce() -> Box<dyn Work> + Send>;
 /// A subscription to be: setters, then `.await`.
 ///
 /// It returns when the cursor is open, the start recorded and the id claimed: every change sent after that is
-/// delivered. Dropped before, nothing is registered; a start that was recorded already stays recorded.
+/// delivered. Another process that runs the id is superseded by it.
 ///
 /// # Errors
-/// [`SubscribeError`]: what cannot heal at once, what can after `start_timeout`.
+/// [`SubscribeError`]: what cannot heal at once, what can after `start_timeout`. Nothing is registered then, and the id
+/// is free. A cursor that cannot be opened leaves the record and its owner untouched.
+///
+/// # Cancel safety
+/// Dropped, nothing is registered and the id is free; a claim or a start that was stored already stays stored, and the
+/// next `subscribe` goes on from it.
 #[must_use = "it starts when it is awaited"]
 pub struct Subscribe<M, S> {
     inner: Arc<Inner<M, S>>,
@@ -230,12 +277,16 @@ impl<M, S> Subscribe<M, S> {
     option_setters!();
 
     /// Which events to read. Default: every one. An `invalidate` always gets through.
+    ///
+    /// What it leaves out is passed over for good: a wider filter later has no history before the stored position, and
+    /// the start warns of that.
     pub fn filter(mut self, filter: Filter) -> Self {
         self.filter = filter;
         self
     }
 
-    /// Where to start. Default: at the stored checkpoint, or at the present for a new subscription.
+    /// Where to start. Default: at the stored checkpoint, or at the present for a new subscription. Whoever starts
+    /// elsewhere by [`StartAt::Always`] accepts the gap, or the repeats, in between.
     pub fn start_at(mut self, start_at: StartAt) -> Self {
         self.start_at = start_at;
         self

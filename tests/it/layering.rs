@@ -52,7 +52,8 @@ struct Source {
 impl Source {
     fn read(root: &Path, file: &Path) -> Self {
         let text = fs::read_to_string(file).unwrap();
-        let end = text.find("#[cfg(test)]").unwrap_or(text.len());
+        // The tests stand last, in a module of their own; an indented attribute is a method for them.
+        let end = text.find("\n#[cfg(test)]\n").unwrap_or(text.len());
         let lines = text[..end].lines().count();
         let code = text[..end].lines().map(without_comment).collect::<Vec<_>>().join("\n");
         Self { path: file.strip_prefix(root).unwrap().to_str().unwrap().to_owned(), code, lines }
@@ -73,9 +74,9 @@ impl Source {
         let depth = self.module().len();
         let up = "super::".repeat(depth);
         let roots = ["crate::".to_owned(), up].into_iter().filter(|root| !root.is_empty());
-        let named =
+        let paths =
             roots.flat_map(|root| self.code.split(root.as_str()).skip(1).flat_map(first_names).collect::<Vec<_>>());
-        named.map(|name| reexports.get(&name).cloned().unwrap_or(name)).collect()
+        paths.map(|name| reexports.get(&name).cloned().unwrap_or(name)).collect()
     }
 }
 
@@ -140,19 +141,19 @@ fn layer_of(module: &str) -> Option<usize> {
 }
 
 /// What is wrong with one module's use of another, if anything is.
-fn refusal(user: &str, used: &str) -> Option<String> {
-    if user == used {
+fn refusal(module: &str, used: &str) -> Option<String> {
+    if module == used {
         return None;
     }
-    let (Some(above), Some(below)) = (layer_of(user), layer_of(used)) else {
-        return Some(format!("`{user}` or `{used}` stands in no layer: say in this test which one is its own"));
+    let (Some(above), Some(below)) = (layer_of(module), layer_of(used)) else {
+        return Some(format!("`{module}` or `{used}` stands in no layer: say in this test which one is its own"));
     };
     if below > above || (below == above && !LAYERS[above].beside) {
         let (above, below) = (LAYERS[above].name, LAYERS[below].name);
-        return Some(format!("`{user}` ({above}) may not use `{used}` ({below})"));
+        return Some(format!("`{module}` ({above}) may not use `{used}` ({below})"));
     }
-    if KEPT_APART.contains(&used) && KEPT_APART_FROM.contains(&user) {
-        return Some(format!("`{user}` knows traits only, and may not use `{used}`"));
+    if KEPT_APART.contains(&used) && KEPT_APART_FROM.contains(&module) {
+        return Some(format!("`{module}` knows traits only, and may not use `{used}`"));
     }
     None
 }

@@ -22,16 +22,22 @@ type Action = Subscribe<ChangeStreamModel, MemoryCheckpointStorage>;
 pub fn tests() -> Vec<Trial> {
     vec![
         test("a write held in the oplog while a subscription starts is delivered", |_| async {
-            held_write_is_delivered(|model| model, |action| action).await
+            held_write_is_delivered("granted", |model| model, |action| action).await
         }),
         test(
             "a write held in the oplog while a subscription starts at the present of its own is delivered",
             |_| async {
-                held_write_is_delivered(|model| model, |action| action.start_at(StartAt::Always(Start::Present))).await
+                held_write_is_delivered(
+                    "granted",
+                    |model| model,
+                    |action| action.start_at(StartAt::Always(Start::Present)),
+                )
+                .await
             },
         ),
         test("a write held in the oplog while a subscription starts unrecorded is delivered", |_| async {
             held_write_is_delivered(
+                REFUSED,
                 |model| model.global_checkpoint_source(GlobalCheckpointSource::HostInfoOnly),
                 |action| action.start_when_no_start_position_can_be_recorded(true),
             )
@@ -44,6 +50,7 @@ pub fn tests() -> Vec<Trial> {
 const REFUSED: &str = "refused";
 
 async fn held_write_is_delivered(
+    app_name: &str,
     model: fn(ChangeStreamModel) -> ChangeStreamModel,
     with: fn(Action) -> Action,
 ) -> anyhow::Result<()> {
@@ -64,7 +71,7 @@ async fn held_write_is_delivered(
     elsewhere.insert_one(doc! {}).await?;
     let told = operation_time(&database).await?;
 
-    let client: Client = server.client_named(REFUSED).await;
+    let client: Client = server.client_named(app_name).await;
     let model = model(ChangeStreamModel::collection(&things(&client.database(database.name()))));
     // Kept in memory: a claim waits for a majority, too, and would only come after the hole.
     let subscriptions = mongosub::DurableSubscriptions::new(model, MemoryCheckpointStorage::new());

@@ -106,11 +106,9 @@ async fn live(mut child: Child, life: &Life, account: &mut Account, writer: &Wri
         handled += u32::from(matches!(word, Word::Handled { .. }));
         let trapped = matches!(word, Word::Trapped);
         account.take(word, writer.acknowledged());
-        if trapped {
-            break;
-        }
-        if life.point == Point::Between && handled == life.nth {
-            tokio::time::sleep(Duration::from_micros(random.u64(..20_000))).await;
+        if trapped || (life.point == Point::Between && handled == life.nth) {
+            // At any moment after: the rest of the process goes on, and has time to do what it must not.
+            tokio::time::sleep(Duration::from_micros(random.u64(..80_000))).await;
             break;
         }
     }
@@ -169,9 +167,10 @@ struct Account {
     last: i32,
     /// When each id was first handled, in microseconds.
     at: Vec<u64>,
-    /// Handled since the last answered save was sent.
-    unsaved: u64,
-    in_this_life: u64,
+    /// The last event that had been handled when the last answered save was sent.
+    covered: Option<i32>,
+    /// The first event handled in this life, and the last one.
+    began: Option<i32>,
     previous: Option<i32>,
     /// After each kill: events that came again, and the milliseconds of work they had been.
     repeats: Vec<(i32, f64)>,
@@ -185,8 +184,8 @@ impl Default for Account {
             first: None,
             last: -1,
             at: Vec::new(),
-            unsaved: 0,
-            in_this_life: 0,
+            covered: None,
+            began: None,
             previous: None,
             repeats: Vec::new(),
         }
@@ -196,7 +195,7 @@ impl Default for Account {
 impl Account {
     fn begin(&mut self, life: String) {
         self.life = life;
-        self.in_this_life = 0;
+        self.began = None;
         self.previous = None;
     }
 
@@ -206,8 +205,8 @@ impl Account {
                 self.owed_behind.get_or_insert(written);
             }
             Word::Handled { id, at } => self.handled(id, at),
-            Word::Saved { handled } => self.unsaved = self.in_this_life - handled,
-            Word::Trapped => {}
+            Word::Saved { handled: 0 } | Word::Trapped => {}
+            Word::Saved { handled } => self.covered = self.began.map(|began| began + handled - 1),
             Word::Ended(reason) => panic!("{}: it ended by itself: {reason}", self.life),
         }
     }
@@ -227,9 +226,8 @@ impl Account {
                 self.first = Some(id);
             }
         }
+        self.began.get_or_insert(id);
         self.previous = Some(id);
-        self.unsaved += 1;
-        self.in_this_life += 1;
         if id > self.last {
             self.last = id;
             self.at.resize(usize::try_from(id).unwrap_or_default() + 1, at);
@@ -240,10 +238,10 @@ impl Account {
         let (life, last) = (&self.life, self.last);
         assert!(id <= last + 1, "{life}: {} to {} are lost", last + 1, id - 1);
         let repeated = last + 1 - id;
-        let most = self.unsaved + 1;
+        let unsaved = self.covered.map_or(repeated, |covered| last - covered);
         assert!(
-            u64::try_from(repeated).is_ok_and(|repeated| repeated <= most),
-            "{life}: {repeated} events came again, and only {most} were handled since the last answered save was sent"
+            repeated <= unsaved + 1,
+            "{life}: {repeated} events came again, and only {unsaved} were handled since the last answered save was sent"
         );
         let at = |id: i32| usize::try_from(id).ok().and_then(|id| self.at.get(id)).copied();
         let work = at(last).zip(at(id - 1).or(at(id))).map_or(0, |(last, before)| last.saturating_sub(before));

@@ -1,6 +1,7 @@
 //! The change stream model on a real server: what it reads, what its options bring, and where it starts and ends.
 
 mod ends;
+mod large;
 mod starts;
 
 use libtest_mimic::Trial;
@@ -26,7 +27,7 @@ pub fn tests() -> Vec<Trial> {
         plain("the server shows the comment beside the stream", comment),
         test("a stream is read from a secondary, and its positions come from the primary", |_| from_a_secondary()),
     ];
-    [here, ends::tests(), starts::tests()].into_iter().flatten().collect()
+    [here, ends::tests(), large::tests(), starts::tests()].into_iter().flatten().collect()
 }
 
 /// A test on the shared server, in a database of its own.
@@ -180,7 +181,7 @@ async fn expanded_events(Fixture { database, .. }: Fixture) -> anyhow::Result<()
     assert_eq!(some.operations(), [Operation::Insert]);
     let events = all.all();
     let uuid = events[2].event.collection_uuid()?.expect("the collection's UUID");
-    let hex: String = uuid.bytes().iter().map(|byte| format!("{byte:02X}")).collect();
+    let hex = uuid.to_string().replace('-', "").to_uppercase();
     assert_eq!(events[2].event.token()?.collection_uuid(), Some(hex.as_str()));
     assert!(events[1].event.operation_description()?.is_some());
     Ok(())

@@ -58,8 +58,8 @@ async fn quiet_position_outlives_the_last_event() -> anyhow::Result<()> {
     assert_eq!(seen.ids(), [1, 2], "nothing is lost, nothing comes twice");
 
     // The event's own token is lost: to the model, to the subscription that stored it, and as a start.
-    let lost = model.open(Some(&last), &Plan::default()).await.err();
-    assert!(matches!(&lost, Some(SourceError::Refused(reason)) if is_lost(reason, &last)), "{lost:?}");
+    let error = model.open(Some(&last), &Plan::default()).await.err();
+    assert!(matches!(&error, Some(SourceError::Refused(reason)) if is_lost(reason, &last)), "{error:?}");
     let before = record(&database, "never").await?;
     for action in [
         never.subscribe("never", seen_by_never.handler()),

@@ -24,6 +24,10 @@ pub fn tests() -> Vec<Trial> {
         test("a killed cursor is opened again, loses nothing and repeats nothing", |ctx| async move {
             cursor_killed(ctx.plain().await).await
         }),
+        test(
+            "a start that is far behind is opened once more without a limit, and loses and repeats nothing",
+            |ctx| async move { far_behind(ctx.shared(Kind::Faulty).await).await },
+        ),
         test("a killed server comes back, and nothing is lost or repeated", |_| async { server_killed().await }),
         test("a new primary takes over, and nothing is lost or repeated", |_| async { primary_killed().await }),
     ]
@@ -142,13 +146,47 @@ async fn primary_killed() -> anyhow::Result<()> {
     let written = things(&database);
     let seen = Seen::default();
     let subscription = subscriptions(&database).subscribe("primary", seen.handler()).await?;
-    insert(&written, 0..5).await?;
-    seen.sees(4).await;
     let first = server.primary().await;
-    server.kill_node(first).await;
-    insert(&written, 5..10).await?;
-    seen.sees(9).await;
-    assert_eq!(seen.ids(), (0..10).collect::<Vec<_>>());
+    let mut acknowledged = Vec::new();
+    for id in 0..200 {
+        if id == 100 {
+            server.kill_node(first).await;
+        }
+        // What is not acknowledged may have been written.
+        if written.insert_one(doc! { "_id": id }).await.is_ok() {
+            acknowledged.push(id);
+        }
+    }
+    let last = *acknowledged.last().expect("an acknowledged write");
+    assert!(last > 100, "there is a new primary");
+    seen.sees(last).await;
     subscription.drained().await?;
+    let ids = seen.ids();
+    assert!(ids.is_sorted_by(|one, next| one < next), "out of order, or twice: {ids:?}");
+    let missing: Vec<_> = acknowledged.iter().filter(|id| !ids.contains(id)).collect();
+    assert!(missing.is_empty(), "lost: {missing:?}");
+    Ok(())
+}
+
+async fn far_behind(fixture: Fixture) -> anyhow::Result<()> {
+    let written = things(&fixture.database);
+    let subscriptions = subscriptions(&named(&fixture, "behind").await);
+    let seen = Seen::default();
+    let subscription = subscriptions.subscribe("behind", seen.handler()).await?;
+    insert(&written, 0..3).await?;
+    seen.sees(2).await;
+    subscription.shutdown().await?;
+    insert(&written, 3..6).await?;
+    // What a server says that does not get to the head within the limit of the opening.
+    let limit = doc! { "failCommands": ["aggregate"], "errorCode": 50 };
+    let point = fixture.server.fail_command("behind", FailMode::Times(1), limit).await;
+    let subscription = subscriptions.subscribe("behind", seen.handler()).await?;
+    point.entered(1).await;
+    subscription.caught_up().await?;
+    assert_eq!(seen.ids(), (0..6).collect::<Vec<_>>(), "what was there when it was asked is caught up with");
+    insert(&written, [6]).await?;
+    seen.sees(6).await;
+    assert_eq!(seen.ids(), (0..7).collect::<Vec<_>>());
+    assert_eq!(subscription.status().reconnects, 0);
     Ok(())
 }

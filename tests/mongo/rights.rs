@@ -107,7 +107,7 @@ async fn user(fixture: &Fixture, user: User, privileges: &[(&str, &[&str])]) {
     let privilege = |(collection, actions): &(&str, &[&str])| {
         doc! {
             "resource": { "db": fixture.database.name(), "collection": *collection },
-            "actions": actions.iter().copied().collect::<Vec<_>>(),
+            "actions": actions.to_vec(),
         }
     };
     let privileges: Vec<Document> = privileges.iter().map(privilege).collect();
@@ -135,6 +135,7 @@ async fn source_named(fixture: Fixture) -> anyhow::Result<()> {
 async fn storage_named(fixture: Fixture) -> anyhow::Result<()> {
     const MUTE: User = User { name: "mute", password: "mute" };
     const READER: User = User { name: "reader", password: "reader" };
+    const ENOUGH: User = User { name: "enough", password: "enough" };
     user(&fixture, MUTE, &[STREAM]).await;
     user(&fixture, READER, &[STREAM, ("checkpoints", &["find"])]).await;
     let resource = format!("{}.checkpoints", fixture.database.name());
@@ -146,7 +147,6 @@ async fn storage_named(fixture: Fixture) -> anyhow::Result<()> {
     }
     assert_eq!(record(&fixture.database, "mute").await?, None);
     // With both it starts, though it cannot list collections.
-    const ENOUGH: User = User { name: "enough", password: "enough" };
     user(&fixture, ENOUGH, &[STREAM, CHECKPOINTS]).await;
     let seen = Seen::default();
     let subscriptions = subscriptions(&as_user(&fixture, ENOUGH).await);

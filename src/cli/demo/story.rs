@@ -4,7 +4,7 @@ use std::fmt::Arguments;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 
 /// The storyteller.
 pub(super) struct Story {
@@ -41,7 +41,7 @@ impl Story {
             return ProgressBar::hidden();
         }
         let style = ProgressStyle::with_template("  {msg:<10} {wide_bar} {pos}/{len}");
-        let bar = ProgressBar::new(length).with_message(text);
+        let bar = ProgressBar::new(length).with_message(text).with_finish(ProgressFinish::AndClear);
         match style {
             Ok(style) => bar.with_style(style),
             Err(_) => bar,
@@ -53,7 +53,7 @@ impl Story {
         if !self.terminal {
             return ProgressBar::hidden();
         }
-        let spinner = ProgressBar::new_spinner().with_message(text);
+        let spinner = ProgressBar::new_spinner().with_message(text).with_finish(ProgressFinish::AndClear);
         spinner.enable_steady_tick(Duration::from_millis(100));
         spinner
     }

@@ -18,6 +18,9 @@ use crate::storage::{BoxFuture, CheckpointStorage, Claim, ClaimOutcome, Record, 
 ///
 /// It waits a few milliseconds where the storage's clock has to move on, and needs a tokio runtime with time enabled.
 /// A storage that works alone in its process may run it with a paused clock.
+///
+/// # Cancel safety
+/// Dropped, the records it has made so far stay in the storage.
 pub async fn checkpoint_storage<S, F, Fut>(fresh: F) -> Report
 where
     S: CheckpointStorage,

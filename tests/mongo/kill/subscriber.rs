@@ -3,7 +3,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU32, AtomicU64, Ordering},
+    atomic::{AtomicI32, AtomicU32, Ordering},
 };
 
 use mongosub::{
@@ -66,7 +66,7 @@ pub enum Word {
     /// The handler has done its work for this event; microseconds since 1970.
     Handled { id: i32, at: u64 },
     /// A save was answered; so many events had been handled in this life when it was sent.
-    Saved { handled: u64 },
+    Saved { handled: i32 },
     /// It stands on the trap.
     Trapped,
     /// It ends by itself, which it should not.
@@ -78,7 +78,7 @@ pub const ID: &str = "killed_v1";
 struct Trap {
     point: Point,
     left: AtomicU32,
-    handled: AtomicU64,
+    handled: AtomicI32,
 }
 
 impl Trap {
@@ -94,7 +94,7 @@ impl Trap {
 
     async fn hold(&self) {
         say(&Word::Trapped);
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 
@@ -110,7 +110,7 @@ fn micros() -> u64 {
     u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// The role. One thread: between the decision to save and `Model::save` then lies at most one turn of the handler, which
+/// The role. One thread: between the decision to save and `Storage::save` then lies at most one turn of the handler, which
 /// makes the count of handled events in `Saved` exact to one.
 pub fn play(input: serde_json::Value) -> anyhow::Result<()> {
     let life: Life = serde_json::from_value(input)?;
@@ -119,7 +119,7 @@ pub fn play(input: serde_json::Value) -> anyhow::Result<()> {
 }
 
 async fn live(life: Life) -> anyhow::Result<()> {
-    let trap = Arc::new(Trap { point: life.point, left: AtomicU32::new(life.nth), handled: AtomicU64::new(0) });
+    let trap = Arc::new(Trap { point: life.point, left: AtomicU32::new(life.nth), handled: AtomicI32::new(0) });
     let database = Client::with_uri_str(&life.uri).await?.database(&life.database);
     let feed = database.collection::<Document>("feed");
     let model = Model { inner: ChangeStreamModel::collection(&feed), trap: trap.clone() };
