@@ -27,7 +27,7 @@ struct Inner {
     given_up: Option<Checkpoint>,
     /// The saver wants to hear of every movement, not of asked-for saves alone.
     watched: bool,
-    /// A request that the saver has not been woken for yet would be lost on it; one wake is enough for many.
+    /// The saver has been woken for a save that was asked for, and has not sent one since.
     told: bool,
     woken: bool,
 }
@@ -146,8 +146,7 @@ impl Desk {
     // Called by the saver's task.
 
     pub(crate) fn view(&self) -> View {
-        let mut inner = self.inner();
-        inner.told = false;
+        let inner = self.inner();
         View {
             safe: inner.progress.safe().cloned(),
             storable: inner.policy.storable().cloned(),
@@ -156,6 +155,12 @@ impl Desk {
             all_settled: inner.progress.all_settled(),
             in_hand: inner.in_hand.clone(),
         }
+    }
+
+    /// A write is sent. What is asked for from now on is news again; until then one wake stands for all, since nothing
+    /// newer could be sent, and when the write is answered the saver looks anyway.
+    pub(crate) fn sending(&self) {
+        self.inner().told = false;
     }
 
     /// Whether every movement is to be told from now on.

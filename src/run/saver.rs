@@ -233,6 +233,7 @@ impl<S: CheckpointStorage> Saver<S> {
             Some((mark, why, _)) => (mark, why),
             None => return soonest(None),
         };
+        desk.sending();
         let save = self.save(&mark);
         let storage = self.storage.clone();
         let task = tokio::spawn(async move { storage.save(&save).await });
