@@ -373,7 +373,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             });
         }
         let (commands, receiver) = mpsc::unbounded_channel();
-        let subscription = Subscription::new(id, commands, board.subscribe());
+        let subscription = Subscription::new(id, commands, &board);
+        tokio::spawn(board.clone().publish());
         tokio::spawn(metrics::publish(board.subscribe()));
         tokio::spawn(Run::new(deliver, self.inner.storage.clone(), saver, receiver).run(reader));
         reserved.keep(subscription.clone());

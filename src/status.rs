@@ -1,10 +1,11 @@
 //! What a run shows of itself: a snapshot on a watch channel, and the one place where its state is derived and logged.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bson::DateTime;
 use serde::Serialize;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
 use crate::checkpoint::Checkpoint;
@@ -188,54 +189,95 @@ impl Conditions {
     }
 }
 
-/// The writing end of a status, shared by the tasks of a run.
+/// The writing end of a status, shared by the tasks of a run. A change of state shows on the channel at once, figures
+/// at most [`PUBLISHED_EVERY`] later: nobody who watches is woken for every event.
 #[derive(Debug)]
 pub(crate) struct Board {
-    status: watch::Sender<Status>,
-    conditions: std::sync::Mutex<Conditions>,
+    live: Mutex<Live>,
+    published: watch::Sender<Status>,
+    /// Figures have changed that are not published yet.
+    news: Notify,
 }
+
+#[derive(Debug)]
+struct Live {
+    status: Status,
+    conditions: Conditions,
+    told: bool,
+}
+
+const PUBLISHED_EVERY: Duration = Duration::from_millis(10);
 
 impl Board {
     pub(crate) fn new(status: Status) -> Self {
         let conditions =
             Conditions { phase: Phase::Starting, handler: None, storage: None, source: None, caught_up: false };
-        Self { status: watch::Sender::new(status), conditions: std::sync::Mutex::new(conditions) }
+        let published = watch::Sender::new(status.clone());
+        Self { live: Mutex::new(Live { status, conditions, told: false }), published, news: Notify::new() }
+    }
+
+    fn live(&self) -> MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<Status> {
-        self.status.subscribe()
+        self.published.subscribe()
     }
 
+    /// The status as it is, published or not.
     pub(crate) fn snapshot(&self) -> Status {
-        self.status.borrow().clone()
+        self.live().status.clone()
     }
 
     pub(crate) fn lag(&self) -> Option<Duration> {
-        self.status.borrow().lag
+        self.live().status.lag
     }
 
     /// Changes figures; the state stays.
     pub(crate) fn count(&self, change: impl FnOnce(&mut Status)) {
-        self.status.send_modify(change);
+        let mut live = self.live();
+        change(&mut live.status);
+        if !std::mem::replace(&mut live.told, true) {
+            drop(live);
+            self.news.notify_one();
+        }
     }
 
     /// Changes what the state is derived from; a state that changes by it is logged, one line each.
     pub(crate) fn set(&self, change: impl FnOnce(&mut Conditions)) {
-        let mut conditions = self.conditions.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let before = conditions.clone();
-        change(&mut conditions);
-        if *conditions == before {
+        let mut live = self.live();
+        let before = live.conditions.clone();
+        change(&mut live.conditions);
+        if live.conditions == before {
             return;
         }
-        let state = conditions.state();
-        self.status.send_if_modified(|status| {
-            if status.state == state {
-                return false;
+        let state = live.conditions.state();
+        if live.status.state != state {
+            log_change(&live.status, &state);
+            live.status.state = state;
+            // Under the lock, so that states are published in their order.
+            self.published.send_replace(live.status.clone());
+            if matches!(live.status.state, State::Stopped(_)) {
+                // The last word: whoever publishes ends with it.
+                self.news.notify_one();
             }
-            log_change(status, &state);
-            status.state = state;
-            true
-        });
+        }
+    }
+
+    /// Publishes figures while the run lasts.
+    pub(crate) async fn publish(self: Arc<Self>) {
+        loop {
+            self.news.notified().await;
+            {
+                let mut live = self.live();
+                live.told = false;
+                self.published.send_replace(live.status.clone());
+                if matches!(live.status.state, State::Stopped(_)) {
+                    return;
+                }
+            }
+            tokio::time::sleep(PUBLISHED_EVERY).await;
+        }
     }
 }
 

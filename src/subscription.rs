@@ -1,7 +1,7 @@
 //! The handle of a running subscription.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -10,7 +10,7 @@ use crate::error::SubscriptionError;
 use crate::ids::SubscriptionId;
 use crate::reason::Reason;
 use crate::run::durable::{Command, Reply};
-use crate::status::{State, Status};
+use crate::status::{Board, State, Status};
 
 /// A running subscription. A cheap clone; dropping it changes nothing: the run belongs to the
 /// [`DurableSubscriptions`](crate::DurableSubscriptions) that made it.
@@ -44,16 +44,15 @@ pub struct Subscription {
 struct Inner {
     id: SubscriptionId,
     commands: mpsc::UnboundedSender<Command>,
+    /// As it is published, and as it is while the run lasts.
     status: watch::Receiver<Status>,
+    board: Weak<Board>,
 }
 
 impl Subscription {
-    pub(crate) fn new(
-        id: SubscriptionId,
-        commands: mpsc::UnboundedSender<Command>,
-        status: watch::Receiver<Status>,
-    ) -> Self {
-        Self { inner: Arc::new(Inner { id, commands, status }) }
+    pub(crate) fn new(id: SubscriptionId, commands: mpsc::UnboundedSender<Command>, board: &Arc<Board>) -> Self {
+        let (status, board) = (board.subscribe(), Arc::downgrade(board));
+        Self { inner: Arc::new(Inner { id, commands, status, board }) }
     }
 
     /// The subscription's id.
@@ -63,10 +62,12 @@ impl Subscription {
 
     /// How it fares now.
     pub fn status(&self) -> Status {
-        self.inner.status.borrow().clone()
+        let live = self.inner.board.upgrade().map(|board| board.snapshot());
+        live.unwrap_or_else(|| self.inner.status.borrow().clone())
     }
 
-    /// How it fares, on a watch channel: newer snapshots replace older ones.
+    /// How it fares, on a watch channel: newer snapshots replace older ones. A change of state shows at once, figures
+    /// at most 10 ms later.
     pub fn watch(&self) -> watch::Receiver<Status> {
         self.inner.status.clone()
     }
