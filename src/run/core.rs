@@ -164,9 +164,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
                 if open {
                     self.take_source_state();
                 } else {
-                    // What it was reopening for ends with it; a new one being opened says so itself.
                     self.source = None;
                     self.source_state = SourceState::default();
+                    self.board.set(|conditions| conditions.source = None);
                 }
                 Turn::Nothing
             }

@@ -85,7 +85,7 @@ impl<M: SubscriptionModel> Deliver<M> {
         let ended = self.open_and_deliver(reader).await;
         self.desk.abandon();
         self.board.count(|status| status.in_hand_since = None);
-        self.board.set(|conditions| conditions.handler = None);
+        self.board.set(|conditions| (conditions.handler, conditions.opening) = (None, None));
         (self, ended)
     }
 
