@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use bson::Timestamp;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -45,7 +44,7 @@ pub(crate) struct Started<M: SubscriptionModel> {
     pub(crate) saved_at: Option<bson::DateTime>,
     pub(crate) pipeline: Fingerprint,
     pub(crate) source: Source,
-    /// Events up to here may have been handled before.
+    /// Events up to this head may have been handled before.
     pub(crate) repeats_until: Option<Checkpoint>,
 }
 
@@ -263,11 +262,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
         match before {
             None => Ok(None),
             Some(record) if record.clean && self.is_stored_or() => Ok(None),
-            // A token of the head's own time lies beyond the time itself, so take the next one.
-            Some(_) => Ok(Some(match self.model.head().await? {
-                Checkpoint::Time(head) => Checkpoint::Time(next(head)),
-                other => other,
-            })),
+            Some(_) => Ok(Some(self.model.head().await?)),
         }
     }
 
@@ -323,10 +318,6 @@ fn epoch(record: &Record, from: Option<&Checkpoint>, settled: &Settled) -> Epoch
         Some(epoch) if resumes => epoch,
         _ => Epoch((stored + 1).max(record.claimed_at.map_or(0, bson::DateTime::timestamp_millis))),
     }
-}
-
-fn next(time: Timestamp) -> Timestamp {
-    Timestamp { time: time.time, increment: time.increment.saturating_add(1) }
 }
 
 /// A storage that answers a claim without naming its owner breaks its contract.

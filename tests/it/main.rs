@@ -2,6 +2,7 @@
 
 mod crash;
 mod handler_faults;
+mod interleavings;
 mod life;
 mod main_path;
 mod memory_model;

@@ -11,9 +11,9 @@ use mongosub::{
     Checkpoint, CheckpointStorage, DurableSubscriptions, Record, State, Status, Subscribe, Subscription, SubscriptionId,
 };
 
-pub use faulty::{Fault, FaultyStorage, Saved};
+pub use faulty::{Fault, FaultyStorage};
 pub use hold::{Hold, Log};
-pub use recorder::{Recorder, Seen};
+pub use recorder::Recorder;
 
 pub const ID: &str = "orders_v1";
 
