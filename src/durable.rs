@@ -20,6 +20,7 @@ use crate::registry::Registry;
 use crate::run::deliver::{Deliver, Signals};
 use crate::run::desk::Desk;
 use crate::run::durable::Run;
+use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::Opening;
 use crate::run::policy::{SaveMode, SavePolicy};
 use crate::run::saver::Saver;
@@ -352,7 +353,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             desk: Arc::new(Desk::new(from, settings.save.clone(), settings.quiet_interval.is_some())),
             board: board.clone(),
             work: (self.work)(),
-            repeats_until,
+            maybe_seen: MaybeSeen::up_to(repeats_until),
             taken: None,
             counted: None,
             handed_out: None,

@@ -169,14 +169,18 @@ pub(crate) struct Conditions {
     pub(crate) phase: Phase,
     pub(crate) handler: Option<Reason>,
     pub(crate) storage: Option<Reason>,
+    /// What ails the reader.
     pub(crate) source: Option<Reason>,
+    /// Why there is no reader.
+    pub(crate) opening: Option<Reason>,
     pub(crate) caught_up: bool,
 }
 
 impl Conditions {
     /// The one state that says most about what a person would want to know.
     fn state(&self) -> State {
-        let retrying = self.handler.as_ref().or(self.storage.as_ref()).or(self.source.as_ref());
+        let retrying =
+            self.handler.as_ref().or(self.storage.as_ref()).or(self.opening.as_ref()).or(self.source.as_ref());
         match (&self.phase, retrying) {
             (Phase::Stopped(reason), _) => State::Stopped(reason.clone()),
             (Phase::Stalled(reason), _) => State::Stalled(reason.clone()),
@@ -210,8 +214,14 @@ const PUBLISHED_EVERY: Duration = Duration::from_millis(10);
 
 impl Board {
     pub(crate) fn new(status: Status) -> Self {
-        let conditions =
-            Conditions { phase: Phase::Starting, handler: None, storage: None, source: None, caught_up: false };
+        let conditions = Conditions {
+            phase: Phase::Starting,
+            handler: None,
+            storage: None,
+            source: None,
+            opening: None,
+            caught_up: false,
+        };
         let published = watch::Sender::new(status.clone());
         Self { live: Mutex::new(Live { status, conditions, told: false }), published, news: Notify::new() }
     }
@@ -320,6 +330,7 @@ mod tests {
             handler: None,
             storage: Some(storage.clone()),
             source: Some(source.clone()),
+            opening: None,
             caught_up: true,
         };
         assert_eq!(conditions.state(), State::Retrying(storage));

@@ -9,8 +9,8 @@ use futures::StreamExt;
 use mongosub::bson::{Document, Timestamp, doc};
 use mongosub::mongodb::{Collection, Database};
 use mongosub::{
-    ChangeStreamModel, Checkpoint, Delivery, DurableSubscriptions, MongoCheckpointStorage, Plan, Read, Reader, SaveMode,
-    Start, StartAt, SubscriptionModel,
+    ChangeStreamModel, Checkpoint, Delivery, DurableSubscriptions, MongoCheckpointStorage, Plan, Read, Reader,
+    SaveMode, Start, StartAt, SubscriptionModel,
 };
 use tokio::sync::Notify;
 
@@ -39,8 +39,10 @@ pub async fn reader(feed: &Feed) -> anyhow::Result<()> {
 /// (b), (c), (f) A durable subscription that stores every event.
 pub async fn durable(feed: &Feed, mode: SaveMode, decode: bool) -> anyhow::Result<()> {
     let checkpoints = feed.database.collection::<Document>("checkpoints");
-    let subscriptions =
-        DurableSubscriptions::new(ChangeStreamModel::collection(&feed.orders), MongoCheckpointStorage::new(&checkpoints));
+    let subscriptions = DurableSubscriptions::new(
+        ChangeStreamModel::collection(&feed.orders),
+        MongoCheckpointStorage::new(&checkpoints),
+    );
     let (left, done) = (Arc::new(AtomicU64::new(feed.events)), Arc::new(Notify::new()));
     let (handled, last) = (left.clone(), done.clone());
     let handler = move |delivery: Delivery| {

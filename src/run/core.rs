@@ -85,6 +85,11 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
         self.source.is_some() && self.delivering.is_some()
     }
 
+    /// Whether everything that may have been handled before lies at or before the safe position.
+    pub(crate) fn has_passed_what_may_repeat(&self, safe: Option<&Checkpoint>) -> bool {
+        self.at_rest.as_ref().is_some_and(|deliver| deliver.maybe_seen.is_behind(safe, &self.source_state))
+    }
+
     /// Asks for the head on behalf of a `caught_up`.
     pub(crate) fn ask_head(&mut self, model: M, reply: Reply<()>) {
         self.head_questions.spawn(async move {
@@ -155,7 +160,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
             },
             Some(source) = self.opened.recv() => {
                 self.source = Some(source);
-                self.source_state = SourceState::default();
+                self.source_state = left(&self.source_state);
                 self.take_source_state();
                 self.waiters.opened();
                 Turn::Nothing
@@ -164,9 +169,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
                 if open {
                     self.take_source_state();
                 } else {
-                    // What it was reopening for ends with it; a new one being opened says so itself.
                     self.source = None;
-                    self.source_state = SourceState::default();
+                    self.source_state = left(&self.source_state);
+                    self.board.set(|conditions| conditions.source = None);
                 }
                 Turn::Nothing
             }
@@ -205,6 +210,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
     fn take_source_state(&mut self) {
         let Some(source) = &mut self.source else { return };
         let before = std::mem::replace(&mut self.source_state, source.borrow_and_update().clone());
+        if self.source_state.end_at.is_none() {
+            self.source_state.end_at.clone_from(&before.end_at);
+        }
         let reason = self.source_state.reopening.as_ref().map(|reopening| reopening.reason.clone());
         self.board.set(|conditions| conditions.source = reason);
         let more = self.source_state.reconnects.saturating_sub(before.reconnects);
@@ -223,4 +231,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
                 near && (at_end || conditions.caught_up) && matches!(conditions.phase, Phase::Running);
         });
     }
+}
+
+/// What stays true of a reader that is gone: where it had reached the end.
+fn left(state: &SourceState) -> SourceState {
+    SourceState { end_at: state.end_at.clone(), ..SourceState::default() }
 }

@@ -19,6 +19,7 @@ use crate::ids::{Ownership, SubscriptionId};
 use crate::model::{Read, Reader, SourceState, SubscriptionModel};
 use crate::reason::Reason;
 use crate::run::desk::{Desk, Gate};
+use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::{Again, Opening};
 use crate::run::policy::SaveMode;
 use crate::run::repeats::Repeats;
@@ -38,8 +39,7 @@ pub(crate) struct Deliver<M: SubscriptionModel> {
     pub(crate) desk: Arc<Desk>,
     pub(crate) board: Arc<Board>,
     pub(crate) work: Box<dyn Work>,
-    /// Events up to here may have been handled before.
-    pub(crate) repeats_until: Option<Checkpoint>,
+    pub(crate) maybe_seen: MaybeSeen,
     /// The last position taken from a reader, settled or not.
     pub(crate) taken: Option<Checkpoint>,
     /// The last event counted as read, and as delivered: one that comes again after a rest is counted once.
@@ -85,7 +85,7 @@ impl<M: SubscriptionModel> Deliver<M> {
         let ended = self.open_and_deliver(reader).await;
         self.desk.abandon();
         self.board.count(|status| status.in_hand_since = None);
-        self.board.set(|conditions| conditions.handler = None);
+        self.board.set(|conditions| (conditions.handler, conditions.opening) = (None, None));
         (self, ended)
     }
 
@@ -93,10 +93,8 @@ impl<M: SubscriptionModel> Deliver<M> {
     pub(crate) fn begin_again(&mut self, signals: Signals) {
         self.signals = signals;
         self.taken = self.desk.safe();
-        if let Some(given_up) = self.desk.given_up()
-            && self.repeats_until.as_ref().is_none_or(|until| given_up.is_beyond(until))
-        {
-            self.repeats_until = Some(given_up);
+        if let Some(given_up) = self.desk.given_up() {
+            self.maybe_seen.give_up(given_up);
         }
     }
 
@@ -188,11 +186,7 @@ impl<M: SubscriptionModel> Deliver<M> {
             status.last_event_at = Some(DateTime::now());
         });
         self.gate(|gate| !gate.closed).await?;
-        let may_be_repeat = self.repeats_until.as_ref().is_some_and(|until| !position.is_beyond(until));
-        if !may_be_repeat {
-            // Positions only grow: once beyond, nothing later can be a repeat.
-            self.repeats_until = None;
-        }
+        let may_be_repeat = self.maybe_seen.covers(&position);
         trace!(subscription = %self.id, %position, "delivering");
         self.desk.hand_out(position.clone());
         let is_new = is_beyond(&position, &self.handed_out);

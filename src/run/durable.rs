@@ -266,12 +266,15 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         }
     }
 
-    /// The record may say that nothing is to be repeated: everything handed out is settled, and storable.
+    /// The record may say that nothing is to be repeated: everything handed out is settled and storable, and everything
+    /// that an earlier run may have handed out has come again.
     fn mark_clean(&mut self) {
         let view = self.core.desk.view();
         let events = |mark: &Option<Mark>| mark.as_ref().map_or(0, |mark| mark.events);
         let unsettled = view.in_hand.is_some() || self.core.desk.given_up().is_some();
-        if !unsettled && events(&view.storable) == events(&view.safe) {
+        let safe = view.safe.as_ref().map(|mark| &mark.position);
+        let repeats_nothing = self.core.has_passed_what_may_repeat(safe);
+        if !unsettled && repeats_nothing && events(&view.storable) == events(&view.safe) {
             self.core.saver.mark_clean();
         }
     }

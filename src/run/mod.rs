@@ -5,6 +5,7 @@ pub(crate) mod deliver;
 pub(crate) mod desk;
 pub(crate) mod durable;
 pub(crate) mod identity;
+pub(crate) mod maybe_seen;
 pub(crate) mod open;
 pub(crate) mod policy;
 pub(crate) mod progress;

@@ -66,7 +66,7 @@ impl Again {
                 Some(error) => error,
                 None => match opening.model.open(from, &opening.plan).await {
                     Ok(reader) => {
-                        board.set(|conditions| conditions.source = None);
+                        board.set(|conditions| conditions.opening = None);
                         return Ok(reader);
                     }
                     Err(SourceError::Refused(reason)) => return Err(reason),
@@ -77,7 +77,7 @@ impl Again {
                 let (id, failures) = (&opening.id, self.repeats.count());
                 warn!(subscription = %id, failures, "subscription {id} has no cursor: {error}");
             }
-            board.set(|conditions| conditions.source = Some(error.reason()));
+            board.set(|conditions| conditions.opening = Some(error.reason()));
             let wait = match error {
                 SourceError::Unauthorized { .. } => UNAUTHORIZED_AGAIN,
                 _ => self.backoff.next_wait(),

@@ -4,7 +4,6 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use bson::Timestamp;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -67,7 +66,7 @@ pub(crate) struct Started<M: SubscriptionModel> {
     pub(crate) stored: Option<Record>,
     pub(crate) pipeline: Fingerprint,
     pub(crate) source: Source,
-    /// Events up to here may have been handled before.
+    /// Events up to this head may have been handled before.
     pub(crate) repeats_until: Option<Checkpoint>,
 }
 
@@ -171,7 +170,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
         let stored = is_stored.then(|| record.clone());
         let started = Started {
             epoch: epoch(&record, from.as_ref(), &settled),
-            repeats_until: (!self.follows_clean_end(before.as_ref(), &record)).then(|| beyond(head)),
+            repeats_until: (!self.follows_clean_end(before.as_ref(), &record)).then_some(head),
             source: identity::source(&identity, stored.as_ref()),
             pipeline: pipeline.clone(),
             stored,
@@ -364,16 +363,6 @@ fn epoch(record: &Record, from: Option<&Checkpoint>, settled: &Settled) -> Epoch
         Some(epoch) if resumes && record.is_behind_invalidate() => Epoch(epoch.0 + 1),
         Some(epoch) if resumes => epoch,
         _ => Epoch((stored + 1).max(record.claimed_at.map_or(0, bson::DateTime::timestamp_millis))),
-    }
-}
-
-/// A bound for everything up to the head: a token of the head's own time lies beyond the time itself.
-fn beyond(head: Checkpoint) -> Checkpoint {
-    match head {
-        Checkpoint::Time(Timestamp { time, increment }) => {
-            Checkpoint::Time(Timestamp { time, increment: increment.saturating_add(1) })
-        }
-        other => other,
     }
 }
 

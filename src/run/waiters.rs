@@ -109,6 +109,7 @@ pub(crate) fn has_reached(safe: &Checkpoint, head: &Checkpoint, source: &SourceS
         // Positions without a time: the end of what there is must do.
         return source.at_end && source.end_at.as_ref() == Some(safe);
     };
-    let ended = source.end_at.as_ref().is_some_and(|end| !end.is_beyond(safe));
-    at > time || (at == time && ended && source.end_at.as_ref().and_then(Checkpoint::cluster_time) == Some(time))
+    // A time says nothing of the events at it: only a token can have been the last of its time.
+    let end = source.end_at.as_ref().filter(|end| end.token().is_some() && end.cluster_time() == Some(time));
+    at > time || (at == time && end.is_some_and(|end| !end.is_beyond(safe)))
 }

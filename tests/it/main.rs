@@ -5,6 +5,7 @@
 mod crash;
 mod filter;
 mod handler_faults;
+mod interleavings;
 mod layering;
 mod life;
 mod main_path;

@@ -90,6 +90,11 @@ impl FaultyStorage {
         self.script().every = None;
     }
 
+    /// What was set for the next saves and is not met yet.
+    pub fn forget_faults(&self) {
+        self.script().faults.clear();
+    }
+
     pub fn next_reads_fail(&self, errors: impl IntoIterator<Item = StorageError>) {
         self.script().reads.extend(errors);
     }

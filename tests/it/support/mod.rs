@@ -17,10 +17,10 @@ use mongosub::{
 
 use tokio::time::Instant;
 
-pub use faulty::{Fault, FaultyStorage, Saved, unavailable};
+pub use faulty::{Fault, FaultyStorage, unavailable};
 pub use hold::{Hold, Log};
 pub use logs::Logs;
-pub use recorder::{Recorder, Seen};
+pub use recorder::Recorder;
 pub use steps::{Cut, Stepped};
 
 pub const ID: &str = "orders_v1";

@@ -1,0 +1,313 @@
+//! Random interleavings of everything that can happen to a run, against what must hold whatever happens.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use mongosub::bson::doc;
+use mongosub::memory;
+use mongosub::{Checkpoint, Delivery, Failure, Handler, SaveMode, SourceError, State, StorageError, Subscription};
+use proptest::prelude::*;
+
+use crate::support::{Fault, ID, World, millis};
+
+#[derive(Debug, Clone)]
+enum Step {
+    Push(u8),
+    Transaction(u8),
+    Quiet,
+    /// The next calls of the handler fail.
+    Fail(u8),
+    /// The next call panics.
+    Panic,
+    /// The next call takes so long.
+    Slow(u16),
+    Store(StoreFault),
+    Heal,
+    BreakReader,
+    FailOpens(u8),
+    Wait(u32),
+    Pause,
+    Resume,
+    Shutdown,
+    /// Everything of the run is dropped.
+    Crash,
+    /// Another process subscribes while this one runs.
+    Takeover,
+}
+
+#[derive(Debug, Clone)]
+enum StoreFault {
+    Fail(u8),
+    Late(u16),
+    FailLate(u16),
+    LoseReply,
+    FailAll,
+    Unreadable,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let store = prop_oneof![
+        3 => (1u8..4).prop_map(StoreFault::Fail),
+        2 => (1u16..3000).prop_map(StoreFault::Late),
+        2 => (1u16..3000).prop_map(StoreFault::FailLate),
+        2 => Just(StoreFault::LoseReply),
+        1 => Just(StoreFault::FailAll),
+        1 => Just(StoreFault::Unreadable),
+    ];
+    prop_oneof![
+        8 => (1u8..6).prop_map(Step::Push),
+        2 => (2u8..5).prop_map(Step::Transaction),
+        4 => Just(Step::Quiet),
+        2 => (1u8..4).prop_map(Step::Fail),
+        1 => Just(Step::Panic),
+        2 => (1u16..40_000).prop_map(Step::Slow),
+        3 => store.prop_map(Step::Store),
+        2 => Just(Step::Heal),
+        2 => Just(Step::BreakReader),
+        1 => (1u8..4).prop_map(Step::FailOpens),
+        4 => (0u32..50).prop_map(Step::Wait),
+        3 => (50u32..100_000).prop_map(Step::Wait),
+        1 => Just(Step::Pause),
+        2 => Just(Step::Resume),
+        1 => Just(Step::Shutdown),
+        1 => Just(Step::Crash),
+        1 => Just(Step::Takeover),
+    ]
+}
+
+#[derive(Clone, Default)]
+struct Shared {
+    pushed: Arc<Mutex<Vec<Checkpoint>>>,
+    /// Every call that was about to answer `Ok`.
+    handled: Arc<Mutex<Vec<Checkpoint>>>,
+    /// Repeats that were not marked.
+    unmarked: Arc<Mutex<Vec<Checkpoint>>>,
+    moods: Arc<Mutex<Moods>>,
+}
+
+#[derive(Default)]
+struct Moods {
+    fail: u8,
+    panic: bool,
+    slow: Option<u16>,
+}
+
+struct Moody(Shared);
+
+impl Handler for Moody {
+    async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
+        let (panics, slow) = {
+            let mut moods = self.0.moods.lock().unwrap();
+            if moods.fail > 0 {
+                moods.fail -= 1;
+                return Err("moody".into());
+            }
+            (std::mem::take(&mut moods.panic), moods.slow.take())
+        };
+        millis(slow.map_or(1, u64::from)).await;
+        assert!(!panics, "moody");
+        let before = self.0.handled.lock().unwrap().contains(&delivery.position);
+        if before && !delivery.may_be_repeat {
+            self.0.unmarked.lock().unwrap().push(delivery.position.clone());
+        }
+        self.0.handled.lock().unwrap().push(delivery.position);
+        Ok(())
+    }
+}
+
+struct Play {
+    shared: Shared,
+    world: World,
+    subscription: Subscription,
+    /// A paused run of an earlier process does not look, so it may be here to the end.
+    superseded: Vec<(World, Subscription)>,
+    kind: (SaveMode, u32),
+    key: i32,
+}
+
+async fn subscribe(world: &World, shared: &Shared, (mode, every): (SaveMode, u32)) -> Subscription {
+    let action = world.subscriptions.subscribe(ID, Moody(shared.clone()));
+    let action = action.save_mode(mode).save_every(every).save_quiet_position_every(Duration::from_secs(20));
+    action.await.unwrap()
+}
+
+impl Play {
+    async fn begin(kind: (SaveMode, u32)) -> Self {
+        let (shared, world) = (Shared::default(), World::new());
+        let subscription = subscribe(&world, &shared, kind).await;
+        Self { shared, world, subscription, superseded: Vec::new(), kind, key: 0 }
+    }
+
+    fn next_event(&mut self) -> memory::MemoryEvent {
+        self.key += 1;
+        memory::insert(self.key, doc! {})
+    }
+
+    async fn take(&mut self, step: Step) {
+        match step {
+            Step::Push(events) => {
+                for _ in 0..events {
+                    let event = self.next_event();
+                    self.shared.pushed.lock().unwrap().push(self.world.model.push(event));
+                }
+            }
+            Step::Transaction(events) => {
+                let events: Vec<_> = (0..events).map(|_| self.next_event()).collect();
+                self.shared.pushed.lock().unwrap().extend(self.world.model.push_transaction(events));
+            }
+            Step::Quiet => drop(self.world.model.push_quiet()),
+            Step::Fail(calls) => self.shared.moods.lock().unwrap().fail = calls,
+            Step::Panic => self.shared.moods.lock().unwrap().panic = true,
+            Step::Slow(millis) => self.shared.moods.lock().unwrap().slow = Some(millis),
+            Step::Store(fault) => self.store_fault(&fault),
+            Step::Heal => self.world.storage.heal(),
+            Step::BreakReader => self.world.model.break_reader(down()),
+            Step::FailOpens(opens) => self.world.model.fail_opens(down(), opens.into()),
+            Step::Wait(wait) => millis(wait.into()).await,
+            // What it answers depends on the rest; what must hold does not.
+            Step::Pause => drop(self.subscription.pause().await),
+            Step::Resume => drop(self.subscription.resume().await),
+            Step::Shutdown => {
+                drop(self.subscription.shutdown().await);
+                self.start_again().await;
+            }
+            Step::Crash => {
+                self.superseded.clear();
+                self.crash().await;
+                self.shared.unmarked.lock().unwrap().clear();
+            }
+            Step::Takeover => {
+                self.shared.unmarked.lock().unwrap().clear();
+                let next = self.world.restarted();
+                let subscription = subscribe(&next, &self.shared, self.kind).await;
+                let old = std::mem::replace(&mut self.world, next);
+                self.superseded.push((old, std::mem::replace(&mut self.subscription, subscription)));
+            }
+        }
+    }
+
+    /// Begins another run over the same feed and records, when the one before has ended.
+    async fn start_again(&mut self) {
+        self.world = self.world.restarted();
+        self.subscription = subscribe(&self.world, &self.shared, self.kind).await;
+    }
+
+    /// Drops the run as it stands: first what holds it, then the rest.
+    async fn crash(&mut self) {
+        let mut status = self.subscription.watch();
+        self.world = self.world.restarted();
+        // A handle of nothing takes the place of the last one.
+        let none = World::new();
+        let none = none.subscribe().await;
+        drop(std::mem::replace(&mut self.subscription, none));
+        status.wait_for(|status| matches!(status.state, State::Stopped(_))).await.unwrap();
+        tokio::task::yield_now().await;
+        self.subscription = subscribe(&self.world, &self.shared, self.kind).await;
+    }
+
+    fn store_fault(&self, fault: &StoreFault) {
+        let ms = |ms: u16| Duration::from_millis(ms.into());
+        let storage = &self.world.storage;
+        match fault {
+            StoreFault::Fail(times) => storage.next_saves(vec![Fault::Fail; (*times).into()]),
+            StoreFault::Late(late) => storage.next_saves([Fault::Late(ms(*late))]),
+            StoreFault::FailLate(late) => storage.next_saves([Fault::FailLate(ms(*late))]),
+            StoreFault::LoseReply => storage.next_saves([Fault::LoseReply]),
+            StoreFault::FailAll => storage.every_save(Fault::Fail),
+            StoreFault::Unreadable => {
+                let error =
+                    StorageError::Unreadable { id: ID.into(), field: "version".into(), message: "is odd".into() };
+                storage.next_saves([Fault::Error(error)]);
+            }
+        }
+    }
+
+    /// What must hold at every moment.
+    async fn holds(&self) -> Result<(), TestCaseError> {
+        let (pushed, handled) =
+            (self.shared.pushed.lock().unwrap().clone(), self.shared.handled.lock().unwrap().clone());
+        let mut firsts: Vec<&Checkpoint> = Vec::new();
+        for position in &handled {
+            if !firsts.contains(&position) {
+                firsts.push(position);
+            }
+        }
+        prop_assert_eq!(&firsts, &pushed.iter().take(firsts.len()).collect::<Vec<_>>(), "out of feed order");
+        // Side by side with an owner that does not know yet, no run can know what the other handles.
+        if self.superseded.is_empty() {
+            prop_assert!(self.shared.unmarked.lock().unwrap().is_empty());
+        }
+        let stored = self.world.stored().await.expect("a start is always stored");
+        for event in &pushed {
+            prop_assert!(event.is_beyond(&stored) || handled.contains(event), "{} has passed {}", stored, event);
+        }
+        Ok(())
+    }
+
+    /// Everything heals: everything pushed must then be handled and stored.
+    async fn end(mut self) -> Result<(), TestCaseError> {
+        self.world.storage.heal();
+        self.world.storage.forget_faults();
+        *self.shared.moods.lock().unwrap() = Moods::default();
+        if self.subscription.is_stopped() {
+            self.subscription = subscribe(&self.world, &self.shared, self.kind).await;
+        }
+        if matches!(self.subscription.status().state, State::Paused | State::Stalled(_) | State::Starting) {
+            self.subscription.resume().await.unwrap();
+        }
+        let event = self.next_event();
+        let last = self.world.model.push(event);
+        self.shared.pushed.lock().unwrap().push(last.clone());
+        self.subscription.caught_up().await.unwrap();
+        prop_assert_eq!(self.subscription.drained().await.unwrap(), Some(last.clone()));
+        self.holds().await?;
+        let (pushed, handled) =
+            (self.shared.pushed.lock().unwrap().clone(), self.shared.handled.lock().unwrap().clone());
+        prop_assert!(pushed.iter().all(|event| handled.contains(event)), "lost");
+        let status = self.subscription.status();
+        prop_assert_eq!((status.events, status.delivered), (status.settled, status.settled));
+        prop_assert_eq!(self.subscription.shutdown().await.unwrap(), Some(last));
+        prop_assert!(self.world.record().await.unwrap().clean);
+        for (_, old) in &self.superseded {
+            // It looks every ten seconds, and then finishes the event in hand, for thirty at most.
+            let mut status = old.watch();
+            let rests = |state: &State| matches!(state, State::Paused | State::Stalled(_) | State::Stopped(_));
+            let resting = status.wait_for(|status| rests(&status.state));
+            drop(tokio::time::timeout(Duration::from_secs(120), resting).await.expect("an old owner stops"));
+            prop_assert!(old.resume().await.is_err(), "{:?}", old.status());
+            prop_assert!(old.is_stopped());
+        }
+        Ok(())
+    }
+}
+
+fn down() -> SourceError {
+    SourceError::Unavailable { message: "scripted".into() }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_every_event_is_handled_in_order_and_the_stored_position_passes_none(
+        steps in prop::collection::vec(step(), 1..60),
+        through in any::<bool>(),
+        every in prop_oneof![Just(1u32), Just(3)],
+    ) {
+        let mode = if through { SaveMode::WriteThrough } else { SaveMode::WriteBehind };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let play = async {
+                let mut play = Play::begin((mode, every)).await;
+                for step in steps {
+                    play.take(step).await;
+                    play.holds().await?;
+                }
+                play.end().await
+            };
+            // Long in virtual time: pauses and shutdowns that wait for a storage which never answers take half a
+            // minute each.
+            tokio::time::timeout(Duration::from_secs(100_000), play).await.expect("it comes to an end")
+        })?;
+    }
+}
