@@ -4,6 +4,17 @@ use std::fmt;
 use std::time::Duration;
 
 /// Exponential backoff with full jitter: a random wait between zero and a bound that doubles up to a cap.
+///
+/// ```
+/// use mongosub::Backoff;
+/// use std::time::Duration;
+///
+/// let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
+/// assert!(backoff.next_wait() <= Duration::from_millis(100));
+/// assert_eq!(backoff.bound(), Duration::from_millis(200));
+/// backoff.reset();
+/// assert_eq!(backoff.bound(), Duration::from_millis(100));
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Backoff {
     first: Duration,

@@ -97,6 +97,17 @@ impl fmt::Debug for Token {
 }
 
 /// A place in one feed that can be stored and started from.
+///
+/// Its text is for people, logs and command lines, and is read back by `parse`.
+///
+/// ```
+/// use mongosub::{Checkpoint, bson::Timestamp};
+///
+/// let start = Checkpoint::Time(Timestamp { time: 1_767_225_600, increment: 1 });
+/// assert_eq!(start.to_string(), "1767225600.1");
+/// let Ok(same) = "1767225600.1".parse::<Checkpoint>();
+/// assert_eq!(same, start);
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Checkpoint {

@@ -1,9 +1,8 @@
 //! The front door: `DurableSubscriptions` wraps a model and a storage, and its action starts subscriptions.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::future::IntoFuture;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -14,22 +13,23 @@ use crate::delivery::Delivery;
 use crate::error::{SubscribeError, SubscriptionError};
 use crate::filter::Filter;
 use crate::handler::Handler;
-use crate::ids::SubscriptionId;
+use crate::ids::{Owner, SubscriptionId};
 use crate::metrics;
 use crate::model::{Plan, SubscriptionModel};
+use crate::registry::Registry;
 use crate::run::deliver::{Deliver, Signals};
 use crate::run::desk::Desk;
 use crate::run::durable::Run;
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::Opening;
 use crate::run::policy::{SaveMode, SavePolicy};
-use crate::run::progress::Mark;
 use crate::run::saver::Saver;
 use crate::run::settings::Options;
-use crate::run::start::{Started, Starting};
+use crate::run::start::{InTheWay, Started, Starting};
+use crate::run::window;
 use crate::run::work::{HandlerWork, Work};
 use crate::start::StartAt;
-use crate::status::{Board, Status};
+use crate::status::{Board, State, Status};
 use crate::storage::{BoxFuture, CheckpointStorage, Save};
 use crate::subscription::Subscription;
 
@@ -37,7 +37,40 @@ use crate::subscription::Subscription;
 ///
 /// A cheap clone; the clones share the running subscriptions. Dropping the last clone and the last
 /// [`Subscription`] of a run stops it, leaves the event in hand unsettled and warns: call
-/// [`shutdown_all`](Self::shutdown_all) first.
+/// [`shutdown_all`](Self::shutdown_all) first. What was settled and not stored by then comes again.
+///
+/// Every setter here sets a default, which a single [`Subscribe`] can override; a value that cannot be used is refused
+/// when it is awaited.
+///
+/// ```
+/// # use mongosub::memory::{MemoryCheckpointStorage, MemoryModel};
+/// use mongosub::{Delivery, DurableSubscriptions, Filter, Operation::{Insert, Update}};
+/// use std::time::Duration;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), mongosub::SubscribeError> {
+/// # let (model, storage) = (MemoryModel::new(), MemoryCheckpointStorage::new());
+/// let subscriptions = DurableSubscriptions::new(model, storage)
+///     .save_every(10)
+///     .save_quiet_position_every(Duration::from_secs(30));
+///
+/// let subscription = subscriptions
+///     .subscribe("search_index_v3", |delivery: Delivery| async move {
+///         println!("{:?}", delivery.event);
+///         Ok(())
+///     })
+///     .filter(Filter::operations([Insert, Update]))
+///     .save_every(1)
+///     .await?;
+/// assert_eq!(subscriptions.running().len(), 1);
+///
+/// for (id, ended) in subscriptions.shutdown_all().await {
+///     if let Err(error) = ended {
+///         eprintln!("{id}: {error}");
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct DurableSubscriptions<M, S> {
     inner: Arc<Inner<M, S>>,
     options: Options,
@@ -78,21 +111,23 @@ macro_rules! option_setters {
             self
         }
 
-        /// Whether the next event waits for a wanted save. Default: [`SaveMode::WriteBehind`].
+        /// Whether the next event waits for a wanted save. Default: [`SaveMode::WriteBehind`], in which what was
+        /// settled during the last write comes again after a kill.
         pub fn save_mode(mut self, mode: SaveMode) -> Self {
             self.options.save_mode = Some(mode);
             self
         }
 
-        /// How often reads without events are stored. Default: 60 s. Without them a filter that matches nothing for
-        /// long loses its place in the oplog, though nothing was missed.
+        /// How often the position is stored when no save of an event has stored it: quiet reads, and events that
+        /// `save_every` has not counted out yet. Default: 60 s. It must be well below the time the oplog reaches back,
+        /// or a filter that matches nothing for long loses its place, though nothing was missed.
         pub fn save_quiet_position_every(mut self, interval: Duration) -> Self {
             self.options.quiet_interval = Some(Some(interval));
             self
         }
 
-        /// Stores positions of events alone, also at a pause and at the end. A subscription that is quiet for longer than the oplog reaches back then
-        /// ends with `HistoryLost` at its next start.
+        /// Stores positions of events alone, also at a pause and at the end. A subscription that is quiet for longer
+        /// than the oplog reaches back then ends with `HistoryLost` at its next start.
         pub fn never_save_quiet_position(mut self) -> Self {
             self.options.quiet_interval = Some(None);
             self
@@ -100,13 +135,14 @@ macro_rules! option_setters {
 
         /// Starts though no start position can be recorded, instead of refusing with `NoStartPosition`. Default:
         /// false. The start is then taken from the opening reply; from a server that sends no time nothing is stored
-        /// until the first settled event is, and what changes before that is lost if the process ends before.
+        /// until the first settled event is, and what changes before that is lost if it pauses or ends before.
         pub fn start_when_no_start_position_can_be_recorded(mut self, start: bool) -> Self {
             self.options.start_when_no_start_position_can_be_recorded = Some(start);
             self
         }
 
-        /// How long `subscribe` retries what can heal before it gives up. Default: 60 s.
+        /// How long `subscribe` retries what can heal before it gives up. Default: 60 s. A start that was stored by
+        /// then stays stored, and the next `subscribe` goes on from it.
         pub fn start_timeout(mut self, timeout: Duration) -> Self {
             self.options.start_timeout = Some(timeout);
             self
@@ -148,6 +184,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
 
     /// A subscription named `id`, handled by `handler`; `.await` starts it.
     ///
+    /// The id is 1–255 bytes without `#` and control characters. A fresh one starts at the present, a known one at its
+    /// stored checkpoint; what the handler may then see again is marked ([`Delivery::may_be_repeat`]).
+    ///
     /// After a panic or a timeout the same handler goes on, its call dropped in the middle: if it must not, use
     /// [`subscribe_with`](Self::subscribe_with).
     pub fn subscribe<H: Handler + 'static>(&self, id: impl Into<String>, handler: H) -> Subscribe<M, S> {
@@ -177,20 +216,18 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
 
     /// The running subscription of this id, if it runs here (paused and stalled ones do).
     pub fn get(&self, id: &str) -> Option<Subscription> {
-        match self.inner.registry.slots().iter().find(|(known, _)| known.as_str() == id) {
-            Some((_, Slot::Running(subscription))) if !subscription.is_stopped() => Some(subscription.clone()),
-            _ => None,
-        }
+        self.inner.registry.get(id)
     }
 
     /// Every subscription that runs here.
     pub fn running(&self) -> Vec<Subscription> {
-        let mut running: Vec<Subscription> = self.inner.registry.slots().values().filter_map(Slot::running).collect();
-        running.sort_by(|a, b| a.id().cmp(b.id()));
-        running
+        self.inner.registry.running()
     }
 
     /// Shuts down every subscription that runs here, all at once, and says what each answered.
+    ///
+    /// # Errors
+    /// Each answer is that of [`Subscription::shutdown`].
     ///
     /// # Cancel safety
     /// Dropped, the shutdowns go on.
@@ -213,75 +250,20 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
     }
 }
 
-/// The ids in use here.
-#[derive(Default)]
-struct Registry {
-    slots: Mutex<HashMap<SubscriptionId, Slot>>,
-}
-
-enum Slot {
-    Starting,
-    Running(Subscription),
-}
-
-impl Slot {
-    fn running(&self) -> Option<Subscription> {
-        match self {
-            Self::Running(subscription) if !subscription.is_stopped() => Some(subscription.clone()),
-            _ => None,
-        }
-    }
-}
-
-impl Registry {
-    fn slots(&self) -> MutexGuard<'_, HashMap<SubscriptionId, Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes the id, unless it is in use.
-    fn reserve(self: &Arc<Self>, id: &SubscriptionId) -> Result<Reserved, SubscribeError> {
-        let mut slots = self.slots();
-        match slots.get(id) {
-            Some(Slot::Running(subscription)) if subscription.is_stopped() => {}
-            None => {}
-            Some(_) => return Err(SubscribeError::AlreadyRunning { id: id.clone() }),
-        }
-        slots.insert(id.clone(), Slot::Starting);
-        Ok(Reserved { registry: self.clone(), id: id.clone(), kept: false })
-    }
-}
-
-/// An id taken by a start; a start that fails, or is dropped, frees it.
-struct Reserved {
-    registry: Arc<Registry>,
-    id: SubscriptionId,
-    kept: bool,
-}
-
-impl Reserved {
-    fn keep(mut self, subscription: Subscription) {
-        self.registry.slots().insert(self.id.clone(), Slot::Running(subscription));
-        self.kept = true;
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        if !self.kept {
-            self.registry.slots().remove(&self.id);
-        }
-    }
-}
-
 type MakeWork = Box<dyn FnOnce() -> Box<dyn Work> + Send>;
 
 /// A subscription to be: setters, then `.await`.
 ///
 /// It returns when the cursor is open, the start recorded and the id claimed: every change sent after that is
-/// delivered. Dropped before, nothing is registered; a start that was recorded already stays recorded.
+/// delivered. Another process that runs the id is superseded by it.
 ///
 /// # Errors
-/// [`SubscribeError`]: what cannot heal at once, what can after `start_timeout`.
+/// [`SubscribeError`]: what cannot heal at once, what can after `start_timeout`. Nothing is registered then, and the id
+/// is free. A cursor that cannot be opened leaves the record and its owner untouched.
+///
+/// # Cancel safety
+/// Dropped, nothing is registered and the id is free; a claim or a start that was stored already stays stored, and the
+/// next `subscribe` goes on from it.
 #[must_use = "it starts when it is awaited"]
 pub struct Subscribe<M, S> {
     inner: Arc<Inner<M, S>>,
@@ -296,12 +278,16 @@ impl<M, S> Subscribe<M, S> {
     option_setters!();
 
     /// Which events to read. Default: every one. An `invalidate` always gets through.
+    ///
+    /// What it leaves out is passed over for good: a wider filter later has no history before the stored position, and
+    /// the start warns of that.
     pub fn filter(mut self, filter: Filter) -> Self {
         self.filter = filter;
         self
     }
 
-    /// Where to start. Default: at the stored checkpoint, or at the present for a new subscription.
+    /// Where to start. Default: at the stored checkpoint, or at the present for a new subscription. Whoever starts
+    /// elsewhere by [`StartAt::Always`] accepts the gap, or the repeats, in between.
     pub fn start_at(mut self, start_at: StartAt) -> Self {
         self.start_at = start_at;
         self
@@ -328,7 +314,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
         let id = SubscriptionId::new(self.id)
             .map_err(|error| SubscribeError::Config { field: "id", message: error.to_string() })?;
         let settings = self.options.settings()?;
-        for warning in self.options.warnings(&settings) {
+        for warning in settings.warnings() {
             tracing::warn!(subscription = %id, "subscription {id}: {warning}");
         }
         let reserved = self.inner.registry.reserve(&id)?;
@@ -341,30 +327,25 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             start_at: &self.start_at,
             settings: &settings,
             described: &described,
+            owner: Owner::fresh(),
+            in_the_way: InTheWay::default(),
         };
         let started = starting.run().await?;
 
-        let Started { reader, plan, ownership, epoch, from, stored, kind, saved_at, pipeline, source, repeats_until } =
-            started;
+        let Started { reader, plan, ownership, epoch, from, stored, pipeline, source, repeats_until } = started;
         let mut status = Status::new(id.clone(), ownership.fence);
         status.position.clone_from(&from);
-        status.saved.clone_from(&stored);
-        status.saved_at = saved_at;
+        status.saved = stored.as_ref().and_then(|record| record.position.clone());
+        status.saved_at = stored.as_ref().and_then(|record| record.saved_at);
         let board = Arc::new(Board::new(status));
-        let recorded = stored.is_some();
+        let quiet_interval = settings.quiet_interval;
         let template = Save {
             pipeline: Some(pipeline),
             source: Some(source),
             ..Save::new(id.clone(), ownership.clone(), epoch, from.clone().unwrap_or(Checkpoint::Text("".into())))
         };
-        let saver = Saver::new(
-            self.inner.storage.clone(),
-            template,
-            settings.save_mode,
-            settings.quiet_interval,
-            stored.map(|position| Mark { kind, ..Mark::start(position) }),
-            recorded,
-        );
+        let saver =
+            Saver::new(self.inner.storage.clone(), template, settings.save_mode, settings.quiet_interval, stored);
         let deliver = Deliver {
             opening: Opening { id: id.clone(), model: self.inner.model.clone(), plan },
             id: id.clone(),
@@ -381,6 +362,17 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             opened: None,
             settings,
         };
+        if let Some(interval) = quiet_interval {
+            let look = window::warn_when_short(id.clone(), self.inner.model.clone(), interval);
+            // It ends with the run, whose handles and tasks hold the other ends of its status.
+            let mut status = board.subscribe();
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = look => {}
+                    _ = status.wait_for(|status| matches!(status.state, State::Stopped(_))) => {}
+                }
+            });
+        }
         let (commands, receiver) = mpsc::unbounded_channel();
         let subscription = Subscription::new(id, commands, board.subscribe());
         tokio::spawn(metrics::publish(board.subscribe()));

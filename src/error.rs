@@ -220,8 +220,8 @@ pub struct DecodeError {
 }
 
 impl DecodeError {
-    pub(crate) fn new(field: impl Into<String>, message: impl ToString) -> Self {
-        Self { field: field.into(), message: message.to_string() }
+    pub(crate) fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { field: field.into(), message: message.into() }
     }
 
     /// The field that could not be decoded.

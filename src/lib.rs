@@ -2,6 +2,78 @@
 //!
 //! A named subscription receives every change of a collection (database, deployment) at least once, in order, across
 //! crashes, failovers, pauses and quiet months; or it stops and says exactly why. It never loses a change silently.
+//!
+//! # A subscription
+//!
+//! [`DurableSubscriptions`] puts three things together: a **model**, which reads one scope ([`ChangeStreamModel`], or
+//! [`memory::MemoryModel`] in tests); a **storage**, which keeps one record per subscription id
+//! ([`MongoCheckpointStorage`], [`memory::MemoryCheckpointStorage`]); and a **handler** of yours, which is given one
+//! [`Delivery`] at a time. An event is *settled* when the handler has returned `Ok`; until then it is tried again, for
+//! ever by default, with the status saying so.
+//!
+//! ```
+//! use mongosub::bson::doc;
+//! use mongosub::memory::{self, MemoryCheckpointStorage, MemoryModel};
+//! use mongosub::{Delivery, DurableSubscriptions};
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (model, storage) = (MemoryModel::new(), MemoryCheckpointStorage::new());
+//! let subscriptions = DurableSubscriptions::new(model.clone(), storage);
+//! let subscription = subscriptions
+//!     .subscribe("search_index_v3", |delivery: Delivery| async move {
+//!         println!("{} {:?}", delivery.event.operation()?, delivery.event.document_id::<i32>()?);
+//!         Ok(())
+//!     })
+//!     .await?;
+//!
+//! let paid = model.push(memory::insert(1, doc! { "status": "paid" }));
+//! subscription.caught_up().await?;
+//! assert_eq!(subscription.shutdown().await?, Some(paid));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The id is the consumer's stable name, version included: change it when what the handler builds has to be built anew.
+//! One process at a time runs an id. Another one that subscribes with it takes over at once, and the first one stops:
+//! at its next save or within 10 s, after the event in hand. Both may handle the same events meanwhile; an effect that
+//! must not suffer that is fenced with [`Delivery::fence`].
+//!
+//! # How a position is kept
+//!
+//! * A new subscription's start is the deployment's present, pinned and stored before the cursor opens for delivery:
+//!   what is sent after `subscribe` has returned is delivered, whatever happens to the process. [`StartAt`] has the
+//!   other starts.
+//! * The *safe position* is the last one before which everything delivered is settled. Only it is ever stored, by
+//!   default after each event, at most every 10 ms ([`SaveMode`]). After a crash, what was settled and not stored yet
+//!   comes again ([`Delivery::may_be_repeat`]).
+//! * Replies without events move the safe position too, and are stored once a minute: a subscription whose filter
+//!   matches nothing for months keeps its place in the oplog.
+//! * A save is accepted only from the owner of the id's newest claim, and only forward.
+//! * What heals by itself is retried for ever, visibly: [`State::Retrying`]. What needs a person stalls, what is over
+//!   stops, each with a [`Reason`]. Nothing ever goes on at "now" instead, unless you chose that by
+//!   [`StartAt::Always`].
+//!
+//! # Where to look
+//!
+//! | for | see |
+//! |---|---|
+//! | subscribing, and every setting | [`DurableSubscriptions`], [`Subscribe`], [`StartAt`], [`Filter`] |
+//! | handling | [`Handler`], [`Delivery`], [`ChangeEvent`], [`Failure`] |
+//! | a running subscription | [`Subscription`], [`Status`], [`State`], [`Reason`] |
+//! | what failed | [`SubscribeError`], [`SubscriptionError`], [`DecodeError`], [`SourceError`], [`StorageError`] |
+//! | MongoDB | [`ChangeStreamModel`], [`MongoCheckpointStorage`] |
+//! | tests of a handler, without a server | [`memory`] |
+//! | a model or a storage of your own | [`SubscriptionModel`], [`Reader`], [`CheckpointStorage`], `conformance` |
+//! | positions by hand | [`Checkpoint`], [`Token`], [`Claim`], [`Save`], [`Record`] |
+//!
+//! # Features
+//!
+//! * `cli` (default): the `mongosub` command. A library user turns it off: `default-features = false`.
+//! * `conformance`: the suites that every implementation of a seam must pass.
+//!
+//! It needs a tokio runtime with time (and, for MongoDB, I/O) enabled. It logs with `tracing`, and counts with the
+//! `metrics` facade: `mongosub_{events,delivered,settled,replayed,reconnects,saves,saves_not_ahead}_total`,
+//! `mongosub_lag_seconds`, `mongosub_state` and `mongosub_reason`, each labelled with its `subscription`.
 
 // Values: no I/O.
 mod backoff;
@@ -30,6 +102,7 @@ pub mod cli;
 pub mod conformance;
 mod durable;
 mod metrics;
+mod registry;
 mod run;
 mod status;
 mod subscription;
@@ -50,6 +123,10 @@ pub use ids::{Epoch, Fence, InvalidId, Namespace, Owner, Ownership, Subscription
 pub use model::{
     Deployment, Fingerprint, Identity, Plan, Read, Reader, Reopening, Scope, SourceState, SubscriptionModel,
 };
+pub use mongo::{
+    ChangeStreamModel, ChangeStreamReader, FullDocument, FullDocumentBeforeChange, GlobalCheckpointSource,
+    MongoCheckpointStorage,
+};
 pub use reason::Reason;
 pub use run::policy::{SaveMode, SavePolicy};
 pub use run::settings::Options;
@@ -60,3 +137,8 @@ pub use storage::{
     StartPosition,
 };
 pub use subscription::Subscription;
+
+/// The examples in the README are compiled as tests of the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

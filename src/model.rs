@@ -14,6 +14,23 @@ use crate::ids::Namespace;
 use crate::reason::Reason;
 
 /// Reads one scope as a sequence of [`Read`]s. Clones share their state.
+///
+/// A model can be read without a storage: then whoever reads keeps the positions, or loses its place with the process.
+///
+/// ```
+/// use mongosub::memory::{self, MemoryModel};
+/// use mongosub::{Plan, Read, Reader, SubscriptionModel, bson::doc};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), mongosub::SourceError> {
+/// let model = MemoryModel::new();
+/// let first = model.push(memory::insert(1, doc! {}));
+/// let second = model.push(memory::insert(2, doc! {}));
+/// let mut reader = model.open(Some(&first), &Plan::default()).await?;
+/// let Some(Ok(Read::Event { position, .. })) = reader.next().await else { panic!("an event was pushed") };
+/// assert_eq!(position, second);
+/// # Ok(())
+/// # }
+/// ```
 pub trait SubscriptionModel: Clone + Send + Sync + 'static {
     /// What an open gives.
     type Reader: Reader;
@@ -23,6 +40,9 @@ pub trait SubscriptionModel: Clone + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`SourceError`]: what cannot heal is `Refused` or `Unauthorized`.
+    ///
+    /// # Cancel safety
+    /// Dropped, nothing has been read, and what was opened is closed.
     fn open(
         &self,
         from: Option<&Checkpoint>,
@@ -40,24 +60,46 @@ pub trait SubscriptionModel: Clone + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`SourceError`] when it could not be asked.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping it.
     fn global_checkpoint(&self) -> impl Future<Output = Result<Option<Checkpoint>, SourceError>> + Send;
 
     /// The majority time of the primary: everything up to and with it can be read.
     ///
     /// # Errors
     /// [`SourceError`] when it could not be asked.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping it.
     fn head(&self) -> impl Future<Output = Result<Checkpoint, SourceError>> + Send;
 
     /// The oldest position that can be opened.
     ///
     /// # Errors
     /// [`SourceError`] when it could not be asked.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping it.
     fn earliest(&self) -> impl Future<Output = Result<Checkpoint, SourceError>> + Send;
+
+    /// Whether a position can still be opened, asked as cheaply as can be. A source that has never dropped anything
+    /// can read from any time on.
+    ///
+    /// # Errors
+    /// [`SourceError`] when it could not be asked.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping it.
+    fn is_readable(&self, position: &Checkpoint) -> impl Future<Output = Result<bool, SourceError>> + Send;
 
     /// What can be known of the source: what the rights do not show is `None`.
     ///
     /// # Errors
     /// [`SourceError`] when it could not be asked.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping it.
     fn identity(&self) -> impl Future<Output = Result<Identity, SourceError>> + Send;
 }
 
@@ -161,7 +203,8 @@ impl Fingerprint {
             // What cannot be written as BSON cannot be sent to a server either.
             hasher.update(stage.to_vec().unwrap_or_default());
         }
-        Self(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        let digit = |half: u8| char::from_digit(half.into(), 16).unwrap_or_default();
+        Self(hasher.finalize().iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect())
     }
 }
 

@@ -59,6 +59,22 @@ impl State {
 /// A snapshot of a subscription. All counts are of this run, since `subscribe`.
 ///
 /// events = delivered + in flight; delivered = settled + unsettled.
+///
+/// *Idle*, *dead* and *behind* are told apart by two figures: a subscription that is idle has an old
+/// [`last_event_at`](Self::last_event_at) and a small [`lag`](Self::lag), one that is behind has a large lag.
+///
+/// ```
+/// # use mongosub::memory::{MemoryCheckpointStorage, MemoryModel};
+/// # use mongosub::{Delivery, DurableSubscriptions, State};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let subscriptions = DurableSubscriptions::new(MemoryModel::new(), MemoryCheckpointStorage::new());
+/// # let subscription = subscriptions.subscribe("search_index_v3", |_: Delivery| async { Ok(()) }).await?;
+/// let mut status = subscription.watch();
+/// status.wait_for(|status| status.state == State::CaughtUp).await?;
+/// assert_eq!(subscription.status().events, 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Status {

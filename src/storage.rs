@@ -13,11 +13,31 @@ use crate::model::{Deployment, Fingerprint, Identity, Scope};
 /// Stores one record per subscription id. Clones share their state.
 ///
 /// A save is accepted only from the owner of the newest claim and only forward; nothing but a claim makes a record.
+/// Whoever writes one runs the suite in `mongosub::conformance` (feature `conformance`) against it.
+///
+/// ```
+/// use mongosub::memory::MemoryCheckpointStorage;
+/// use mongosub::{CheckpointStorage, Claim, ClaimOutcome, SubscriptionId};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (storage, id) = (MemoryCheckpointStorage::new(), SubscriptionId::new("search_index_v3")?);
+/// let ClaimOutcome::Claimed(record) = storage.claim(&Claim::new(id.clone())).await? else { panic!("nobody has it") };
+/// assert!(record.ownership.is_some() && record.position.is_none());
+///
+/// // By hand, whoever owns it: the subscription is then a new one.
+/// assert!(storage.delete(&id, None).await?);
+/// assert_eq!(storage.read(&id).await?, None);
+/// # Ok(())
+/// # }
+/// ```
 pub trait CheckpointStorage: Clone + Send + Sync + 'static {
     /// The record as it is stored now; `None` when there is none.
     ///
     /// # Errors
     /// [`StorageError::Unreadable`] for a record that cannot be understood; it is left untouched.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping it.
     fn read(&self, id: &SubscriptionId) -> impl Future<Output = Result<Option<Record>, StorageError>> + Send;
 
     /// Takes ownership of an id: a new fence and owner, in one write. Makes a missing record, stores the claim's
@@ -25,18 +45,27 @@ pub trait CheckpointStorage: Clone + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`StorageError`]; after `Unavailable` the outcome is unknown, and claiming again is harmless.
+    ///
+    /// # Cancel safety
+    /// Dropped, the outcome is unknown, and claiming again is harmless.
     fn claim(&self, claim: &Claim) -> impl Future<Output = Result<ClaimOutcome, StorageError>> + Send;
 
     /// Stores a position, if the record is still the owner's and the position is not behind. Never makes a record.
     ///
     /// # Errors
     /// [`StorageError`]; after `Unavailable` the outcome is unknown, and saving the same again is harmless.
+    ///
+    /// # Cancel safety
+    /// Dropped, the outcome is unknown, and saving the same again is harmless.
     fn save(&self, save: &Save) -> impl Future<Output = Result<SaveOutcome, StorageError>> + Send;
 
     /// Deletes the record: with an ownership only if it is still that owner's. Answers whether one was deleted.
     ///
     /// # Errors
     /// [`StorageError`]; after `Unavailable` the outcome is unknown.
+    ///
+    /// # Cancel safety
+    /// Dropped, the outcome is unknown.
     fn delete(
         &self,
         id: &SubscriptionId,
@@ -47,6 +76,9 @@ pub trait CheckpointStorage: Clone + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`StorageError`] when it could not be asked.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping it.
     fn list(&self) -> impl Future<Output = Result<Vec<String>, StorageError>> + Send;
 
     /// The collections this storage writes to, so that a scope around them can leave them out.
@@ -58,6 +90,9 @@ pub trait CheckpointStorage: Clone + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`StorageError`] when it could not be asked.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping it.
     fn deployment(&self) -> impl Future<Output = Result<Option<Deployment>, StorageError>> + Send {
         async { Ok(None) }
     }
@@ -108,6 +143,11 @@ impl Record {
             clean: false,
         }
     }
+
+    /// Whether the position is that of an `invalidate`: the collection behind it is another one.
+    pub(crate) fn is_behind_invalidate(&self) -> bool {
+        self.kind == Some(Kind::Invalidate) || self.position.as_ref().is_some_and(Checkpoint::is_invalidate)
+    }
 }
 
 /// Where a stored position comes from.
@@ -126,6 +166,13 @@ impl Source {
     /// A source by its parts.
     pub fn new(scope: Scope, collection_uuid: Option<String>, set_name: Option<String>) -> Self {
         Self { scope, collection_uuid, set_name }
+    }
+
+    /// Takes in what a position of the source shows: the UUID of a collection that did not exist before.
+    pub(crate) fn see(&mut self, position: &Checkpoint) {
+        if let (None, Scope::Collection(_)) = (&self.collection_uuid, &self.scope) {
+            self.collection_uuid = position.token().and_then(|token| token.collection_uuid()).map(ToString::to_string);
+        }
     }
 }
 
@@ -182,6 +229,7 @@ impl StartPosition {
 /// What became of a claim.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
+#[allow(clippy::large_enum_variant, reason = "there is one for each start of a subscription")]
 pub enum ClaimOutcome {
     /// The id is the claim's own now; the record as it is after the claim.
     Claimed(Record),

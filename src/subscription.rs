@@ -16,6 +16,26 @@ use crate::status::{State, Status};
 /// [`DurableSubscriptions`](crate::DurableSubscriptions) that made it.
 ///
 /// Every method that asks something of the run is cancel-safe: dropped, the run still does what was asked.
+///
+/// ```
+/// # use mongosub::memory::{self, MemoryCheckpointStorage, MemoryModel};
+/// # use mongosub::{Delivery, DurableSubscriptions, State, bson::doc};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let model = MemoryModel::new();
+/// # let subscriptions = DurableSubscriptions::new(model.clone(), MemoryCheckpointStorage::new());
+/// # let handler = |_: Delivery| async { Ok(()) };
+/// let subscription = subscriptions.subscribe("search_index_v3", handler).await?;
+/// subscription.pause().await?;
+/// assert_eq!(subscription.status().state, State::Paused);
+/// model.push(memory::insert(1, doc! {}));
+/// subscription.resume().await?;
+/// subscription.caught_up().await?;
+/// assert_eq!(subscription.status().settled, 1);
+/// subscription.cancel().await?;
+/// assert!(subscription.is_stopped());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Subscription {
     inner: Arc<Inner>,
@@ -68,7 +88,11 @@ impl Subscription {
     /// majority-committed at the call is settled then. Later writes do not delay it.
     ///
     /// # Errors
-    /// [`SubscriptionError::Ended`] when the run stalls or stops first; it waits while the run retries.
+    /// [`SubscriptionError::Ended`] when the run stalls or stops first, [`SubscriptionError::Source`] when the head is
+    /// refused; it waits while the run retries, and while it is paused.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping it.
     pub async fn caught_up(&self) -> Result<(), SubscriptionError> {
         self.ask(Command::CaughtUp).await
     }
@@ -77,6 +101,9 @@ impl Subscription {
     ///
     /// # Errors
     /// [`SubscriptionError::Ended`] when the run stalls or stops first; it waits while the run retries.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping it.
     pub async fn drained(&self) -> Result<Option<Checkpoint>, SubscriptionError> {
         self.ask(Command::Drained).await
     }
@@ -88,6 +115,9 @@ impl Subscription {
     /// # Errors
     /// [`SubscriptionError::NotSaved`] when the position could not be stored in time: the subscription is paused all
     /// the same and goes on trying to store it. [`SubscriptionError::Ended`] when the run has stalled or stopped.
+    ///
+    /// # Cancel safety
+    /// Dropped, it is still done.
     pub async fn pause(&self) -> Result<(), SubscriptionError> {
         self.ask(Command::Pause).await
     }
@@ -98,6 +128,9 @@ impl Subscription {
     /// # Errors
     /// [`SubscriptionError::Ended`] when the record is no longer this run's own, or the source refuses;
     /// [`SubscriptionError::Storage`] when the record could not be read: nothing has changed then.
+    ///
+    /// # Cancel safety
+    /// Dropped, it is still done.
     pub async fn resume(&self) -> Result<(), SubscriptionError> {
         self.ask(Command::Resume).await
     }
@@ -107,7 +140,11 @@ impl Subscription {
     ///
     /// # Errors
     /// [`SubscriptionError::NotSaved`] when the last position could not be stored within the grace, at least 10 s:
-    /// the run has stopped, and what lies behind the stored checkpoint comes again.
+    /// the run has stopped, and what lies behind the stored checkpoint comes again. [`SubscriptionError::Ended`] when it
+    /// had stopped before, for another reason.
+    ///
+    /// # Cancel safety
+    /// Dropped, it is still done.
     pub async fn shutdown(&self) -> Result<Option<Checkpoint>, SubscriptionError> {
         match self.ask(Command::Shutdown).await {
             Err(SubscriptionError::Ended { reason: Reason::Requested, .. }) => Ok(self.status().saved),
@@ -120,6 +157,9 @@ impl Subscription {
     /// # Errors
     /// [`SubscriptionError::Storage`] when the record could not be deleted, [`SubscriptionError::Ended`] when it is
     /// another owner's: it is left then. The run has stopped in any case.
+    ///
+    /// # Cancel safety
+    /// Dropped, it is still done.
     pub async fn cancel(&self) -> Result<(), SubscriptionError> {
         self.ask(Command::Cancel).await
     }

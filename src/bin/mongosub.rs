@@ -1,2 +1,5 @@
-//! x
-fn main() {}
+//! The `mongosub` command.
+
+fn main() -> std::process::ExitCode {
+    mongosub::cli::main()
+}

@@ -1,1 +1,18 @@
-//! Suites.
+//! Suites that every implementation of a seam must pass. For whoever writes one: run the suite in a test of yours.
+//!
+//! ```
+//! use mongosub::conformance;
+//! use mongosub::memory::MemoryCheckpointStorage;
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_time().build()?.block_on(async {
+//! let report = conformance::checkpoint_storage(|| async { MemoryCheckpointStorage::new() }).await;
+//! report.assert_passed();
+//! # });
+//! # Ok::<_, std::io::Error>(())
+//! ```
+
+mod checkpoint_storage;
+mod report;
+
+pub use checkpoint_storage::checkpoint_storage;
+pub use report::Report;

@@ -95,7 +95,9 @@ impl ChangeEvent {
     pub fn token(&self) -> Result<Token, DecodeError> {
         const FIELD: &str = "_id._data";
         match self.document("_id")?.map(|id| get(id, "_data", "_id")).transpose()?.flatten() {
-            Some(RawBsonRef::String(data)) => Token::new(data).map_err(|error| DecodeError::new(FIELD, error)),
+            Some(RawBsonRef::String(data)) => {
+                Token::new(data).map_err(|error| DecodeError::new(FIELD, error.to_string()))
+            }
             found => Err(unexpected(FIELD, found, "text")),
         }
     }
@@ -175,9 +177,10 @@ impl ChangeEvent {
     pub fn document_id<'a, T: Deserialize<'a>>(&'a self) -> Result<Option<T>, DecodeError> {
         #[derive(Deserialize)]
         struct Key<T> {
-            _id: T,
+            #[serde(rename = "_id")]
+            id: T,
         }
-        Ok(self.document_key::<Key<T>>()?.map(|key| key._id))
+        Ok(self.document_key::<Key<T>>()?.map(|key| key.id))
     }
 
     /// The document after the change, decoded. `None` for a delete, for an update without a look-up, and for a look-up
@@ -331,7 +334,7 @@ fn path(within: &str, field: &str) -> String {
     if within.is_empty() { field.into() } else { format!("{within}.{field}") }
 }
 
-fn decode_error(field: &str, error: &bson::error::Error) -> DecodeError {
+pub(crate) fn decode_error(field: &str, error: &bson::error::Error) -> DecodeError {
     let at = error.key.as_deref().filter(|key| *key != field).map(|key| format!(" at {key:?}")).unwrap_or_default();
     let message = error.message.as_deref().map(|message| format!(": {message}")).unwrap_or_default();
     DecodeError::new(field, format!("{}{at}{message}", error.kind))

@@ -58,6 +58,11 @@ impl MemoryCheckpointStorage {
         Self::default()
     }
 
+    /// Puts a record there as it is, whatever is there already: as an earlier run or another program left it.
+    pub fn put(&self, record: Record) {
+        self.records().by_id.insert(record.id.clone(), record);
+    }
+
     fn now(&self) -> i64 {
         let passed = Instant::now().saturating_duration_since(self.begun).as_millis();
         BEGINNING.saturating_add(i64::try_from(passed).unwrap_or(i64::MAX))
@@ -89,7 +94,9 @@ impl CheckpointStorage for MemoryCheckpointStorage {
             }
         }
         let record = by_id.entry(claim.id.clone()).or_insert_with(|| Record::empty(claim.id.clone()));
-        let fence = Fence(fences.get(&claim.id).map_or(now, |last| now.max(last.0 + 1)));
+        let stored = record.ownership.as_ref().map(|ownership| ownership.fence);
+        let last = fences.get(&claim.id).copied().max(stored);
+        let fence = Fence(last.map_or(now, |last| now.max(last.0 + 1)));
         fences.insert(claim.id.clone(), fence);
         record.ownership = Some(Ownership { fence, owner: claim.owner.clone() });
         record.claimed_at = Some(DateTime::from_millis(now));

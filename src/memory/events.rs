@@ -21,6 +21,7 @@ pub struct MemoryEvent {
 }
 
 /// An event of this operation, with a namespace and nothing else in it.
+#[allow(clippy::needless_pass_by_value, reason = "it is typed as a literal")]
 pub fn event(operation: Operation) -> MemoryEvent {
     let document = doc! { "operationType": operation.as_str(), "ns": { "db": "test", "coll": "events" } };
     MemoryEvent { document }

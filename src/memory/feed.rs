@@ -132,6 +132,11 @@ impl Feed {
         Ok(self.first + index as u64)
     }
 
+    /// Whether a position can be opened; a feed that has dropped nothing can from any time on.
+    pub(super) fn is_readable(&self, position: &Checkpoint) -> bool {
+        self.oldest == BEGINNING || position.cluster_time().is_some_and(|time| time >= self.oldest)
+    }
+
     /// Forgets everything before a time.
     pub(super) fn drop_before(&mut self, oldest: Timestamp) {
         self.oldest = self.oldest.max(oldest);

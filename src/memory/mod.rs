@@ -1,5 +1,5 @@
-//! Backends without a server: a scripted model, for tests of handlers and of what runs them. It speaks no network,
-//! keeps nothing on disk and knows nothing of what runs it.
+//! Backends without a server: a scripted model and a storage of the process's own, for tests of handlers and of what
+//! runs them. They speak no network, keep nothing on disk and know nothing of what runs them.
 //!
 //! ```
 //! use mongosub::bson::doc;
@@ -16,6 +16,7 @@ mod events;
 mod feed;
 mod model;
 mod reader;
+mod script;
 
 pub use checkpoint_storage::MemoryCheckpointStorage;
 pub use events::{MemoryEvent, delete, delivery, event, insert, replace, update};

@@ -1,7 +1,7 @@
 //! The scripted model: a feed that a test appends to while it is read, and faults that it sets.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 use bson::Timestamp;
 use tokio::sync::watch;
@@ -9,11 +9,11 @@ use tokio::sync::watch;
 use crate::checkpoint::Checkpoint;
 use crate::error::{SourceError, SubscribeError};
 use crate::event::ChangeEvent;
-use crate::ids::Namespace;
 use crate::memory::events::{MemoryEvent, event};
-use crate::memory::feed::{Dropped, Entry, Feed, UUID, invalidate_token, next_time, quiet_token};
+use crate::memory::feed::{Dropped, Entry, UUID, invalidate_token, next_time};
 use crate::memory::reader::MemoryReader;
-use crate::model::{Deployment, Fingerprint, Identity, Plan, Reopening, Scope, SourceState, SubscriptionModel};
+use crate::memory::script::{Call, Script, Shared};
+use crate::model::{Fingerprint, Identity, Plan, Reopening, SourceState, SubscriptionModel};
 use crate::reason::Reason;
 
 /// A model without a server: its feed is what a test pushes, its faults are what a test sets.
@@ -27,70 +27,6 @@ use crate::reason::Reason;
 #[derive(Debug, Clone, Default)]
 pub struct MemoryModel {
     shared: Arc<Shared>,
-}
-
-#[derive(Debug)]
-pub(super) struct Shared {
-    script: Mutex<Script>,
-    changed: watch::Sender<()>,
-}
-
-/// Everything a test can set and see.
-#[derive(Debug)]
-pub(super) struct Script {
-    pub(super) feed: Feed,
-    pub(super) reopening: Option<Reason>,
-    pub(super) readers: HashMap<u64, watch::Sender<SourceState>>,
-    pub(super) reads: u64,
-    last_reader: u64,
-    opened_from: Vec<Option<Checkpoint>>,
-    hanging: bool,
-    failures: HashMap<Call, VecDeque<SourceError>>,
-    head: Option<Timestamp>,
-    tells_global_checkpoint: bool,
-    tells_time: bool,
-    full_document: bool,
-    identity: Identity,
-}
-
-/// What can fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Call {
-    Open,
-    GlobalCheckpoint,
-    Head,
-    Earliest,
-    Identity,
-}
-
-impl Default for Shared {
-    fn default() -> Self {
-        let mut identity = Identity::new(Scope::Collection(Namespace::new("test", "events")));
-        identity.collection_uuid = Some(UUID.into());
-        identity.deployment = Some(Deployment { set_name: "memory".into(), hosts: vec!["memory:27017".into()] });
-        let script = Script {
-            feed: Feed::new(),
-            reopening: None,
-            readers: HashMap::new(),
-            reads: 0,
-            last_reader: 0,
-            opened_from: Vec::new(),
-            hanging: false,
-            failures: HashMap::new(),
-            head: None,
-            tells_global_checkpoint: true,
-            tells_time: true,
-            full_document: false,
-            identity,
-        };
-        Self { script: Mutex::new(script), changed: watch::Sender::new(()) }
-    }
-}
-
-impl Shared {
-    pub(super) fn lock(&self) -> MutexGuard<'_, Script> {
-        self.script.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// The feed.
@@ -319,25 +255,6 @@ impl MemoryModel {
     }
 }
 
-impl Script {
-    fn append(&mut self, event: MemoryEvent, index: u32) -> Checkpoint {
-        let position = self.feed.token_now(index, UUID);
-        self.feed.push(Entry::Event { event: event.at(&position), position: position.clone() });
-        Checkpoint::Token(position)
-    }
-
-    fn append_quiet(&mut self, time: Timestamp) -> Checkpoint {
-        self.feed.advance_to(time);
-        let token = quiet_token(time);
-        self.feed.push(Entry::Quiet(token.clone()));
-        Checkpoint::Token(token)
-    }
-
-    fn head(&self) -> Timestamp {
-        self.head.unwrap_or(self.feed.time)
-    }
-}
-
 impl SubscriptionModel for MemoryModel {
     type Reader = MemoryReader;
 
@@ -386,6 +303,7 @@ impl SubscriptionModel for MemoryModel {
             let message = "this model has no server, and only a server evaluates Filter::pipeline(..)".into();
             return Err(SubscribeError::Config { field: "filter", message });
         }
+        plan.filter.validate()?;
         if plan.filter.needs_full_document() && !self.shared.lock().full_document {
             return Err(SubscribeError::FilterNeedsFullDocument);
         }
@@ -404,6 +322,10 @@ impl SubscriptionModel for MemoryModel {
 
     async fn earliest(&self) -> Result<Checkpoint, SourceError> {
         self.answer(Call::Earliest, |script| Checkpoint::Time(script.feed.oldest))
+    }
+
+    async fn is_readable(&self, position: &Checkpoint) -> Result<bool, SourceError> {
+        Ok(self.change(|script| script.feed.is_readable(position)))
     }
 
     async fn identity(&self) -> Result<Identity, SourceError> {

@@ -9,7 +9,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::SourceError;
 use crate::event::{ChangeEvent, Operation};
 use crate::memory::feed::{Dropped, Entry, quiet_token};
-use crate::memory::model::Shared;
+use crate::memory::script::Shared;
 use crate::model::{Plan, Read, Reader, SourceState};
 use crate::reason::Reason;
 

@@ -1,1 +1,28 @@
-//! The MongoDB backends.
+//! The MongoDB backends: the model that reads change streams, and the storage of checkpoints. The driver's operations are
+//! named here alone.
+
+mod call;
+mod checkpoint_storage;
+mod classify;
+mod hello;
+mod identity;
+mod model;
+mod occurrent;
+mod open;
+mod present;
+mod reader;
+mod record;
+mod record_pipeline;
+mod reply;
+mod size;
+mod stages;
+mod step;
+mod storage_error;
+mod task;
+mod token;
+
+pub use checkpoint_storage::MongoCheckpointStorage;
+#[cfg(feature = "cli")]
+pub(crate) use classify::describe;
+pub use model::{ChangeStreamModel, FullDocument, FullDocumentBeforeChange, GlobalCheckpointSource};
+pub use reader::ChangeStreamReader;

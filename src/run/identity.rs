@@ -6,11 +6,11 @@ use std::time::Duration;
 use bson::Timestamp;
 use tokio::time::Instant;
 
-use crate::checkpoint::{Checkpoint, Kind};
+use crate::checkpoint::Checkpoint;
 use crate::error::SourceError;
 use crate::model::{Identity, Scope, SubscriptionModel};
 use crate::reason::Reason;
-use crate::storage::Record;
+use crate::storage::{Record, Source};
 
 /// How long a position may look ahead of the deployment: a member that answers may lag.
 const AHEAD_FOR: Duration = Duration::from_secs(30);
@@ -28,7 +28,7 @@ pub(crate) fn check(position: &Checkpoint, record: Option<&Record>, identity: &I
         return Err(changed(format!("replica set {was}"), format!("replica set {is}")));
     }
     let Scope::Collection(collection) = &identity.scope else { return Ok(()) };
-    if position.is_invalidate() || record.is_some_and(|record| record.kind == Some(Kind::Invalidate)) {
+    if position.is_invalidate() || record.is_some_and(Record::is_behind_invalidate) {
         return Ok(());
     }
     if let Some(Scope::Collection(was)) = source.map(|source| &source.scope)
@@ -56,6 +56,7 @@ pub(crate) async fn not_ahead<M: SubscriptionModel>(
     model: &M,
     position: &Checkpoint,
     resumed: bool,
+    waits: impl Fn(String),
 ) -> Result<(), SourceError> {
     let Some(time) = position.cluster_time() else { return Ok(()) };
     let deadline = Instant::now() + AHEAD_FOR;
@@ -77,8 +78,24 @@ pub(crate) async fn not_ahead<M: SubscriptionModel>(
                 }
             }));
         }
+        waits(format!("its present, {head}, has not reached {position}"));
         tokio::time::sleep(ASK_AGAIN).await;
     }
+}
+
+/// The source of the positions to come. What does not show now stays as the record of the resumed position has it, so
+/// that a later start can still check it; behind an `invalidate` the collection is another one.
+pub(crate) fn source(identity: &Identity, resumed: Option<&Record>) -> Source {
+    let mut source = Source::from(identity);
+    if let Some(record) = resumed
+        && let Some(was) = record.source.clone().filter(|was| was.scope == source.scope)
+    {
+        source.set_name = source.set_name.or(was.set_name);
+        if !record.is_behind_invalidate() {
+            source.collection_uuid = source.collection_uuid.or(was.collection_uuid);
+        }
+    }
+    source
 }
 
 /// Which checks a start can make, for its line.

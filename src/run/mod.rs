@@ -15,4 +15,5 @@ pub(crate) mod settings;
 pub(crate) mod start;
 pub(crate) mod waiters;
 pub(crate) mod watchdog;
+pub(crate) mod window;
 pub(crate) mod work;

@@ -15,7 +15,7 @@ impl Repeats {
     pub(crate) fn is_due(&mut self) -> bool {
         self.failures = self.failures.saturating_add(1);
         let now = Instant::now();
-        let due = self.failures % 10 == 0 || self.logged.is_none_or(|at| now - at >= Duration::from_secs(60));
+        let due = self.failures.is_multiple_of(10) || self.logged.is_none_or(|at| now - at >= Duration::from_secs(60));
         if due {
             self.logged = Some(now);
         }

@@ -16,7 +16,7 @@ use crate::run::policy::SaveMode;
 use crate::run::progress::Mark;
 use crate::run::repeats::Repeats;
 use crate::status::Board;
-use crate::storage::{CheckpointStorage, Save, SaveOutcome};
+use crate::storage::{CheckpointStorage, Record, Save, SaveOutcome};
 
 /// Between two writes of [`SaveMode::WriteBehind`].
 const SPACING: Duration = Duration::from_millis(10);
@@ -25,9 +25,12 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Quiet writes that fail in a row before the status shows it.
 const QUIET_FAILURES: u32 = 3;
 
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own, and they go together in every way")]
 pub(crate) struct Saver<S> {
     storage: S,
     template: Save,
+    /// What is stored at the start, to be stored once more as it is when a run ends cleanly before any read.
+    resumed: Option<Save>,
     mode: SaveMode,
     quiet: Option<Duration>,
     /// The stored position as far as this run knows it.
@@ -73,16 +76,18 @@ impl<S: CheckpointStorage> Saver<S> {
         template: Save,
         mode: SaveMode,
         quiet: Option<Duration>,
-        stored: Option<Mark>,
-        recorded: bool,
+        stored: Option<Record>,
     ) -> Self {
         let now = Instant::now();
+        let recorded = stored.is_some();
+        let resumed = stored.and_then(|record| as_stored(&template, record));
         Self {
             storage,
             template,
             mode,
             quiet,
-            stored,
+            stored: resumed.as_ref().map(|save| Mark { kind: save.kind, ..Mark::start(save.position.clone()) }),
+            resumed,
             in_flight: None,
             urgent: None,
             frozen: false,
@@ -175,7 +180,7 @@ impl<S: CheckpointStorage> Saver<S> {
         self.quiet.filter(|_| self.quiet_allowed).map(|interval| self.last_sent + interval)
     }
 
-    /// What to write next, why, and from when on.
+    /// What to write next, why, and from when on; one moment serves the whole decision.
     fn next(&self, view: &View, now: Instant) -> Option<(Mark, Why, Instant)> {
         if self.frozen {
             return None;
@@ -228,14 +233,23 @@ impl<S: CheckpointStorage> Saver<S> {
             Some((mark, why, _)) => (mark, why),
             None => return soonest(None),
         };
-        let save =
-            Save { position: mark.position.clone(), kind: mark.kind, clean: self.clean, ..self.template.clone() };
+        let save = self.save(&mark);
         let storage = self.storage.clone();
         let task = tokio::spawn(async move { storage.save(&save).await });
         self.last_sent = now;
         self.last_write = Some(now);
         self.in_flight = Some(Write { mark, why, clean: self.clean, task });
         patience_ends
+    }
+
+    fn save(&mut self, mark: &Mark) -> Save {
+        if let Some(resumed) = self.resumed.as_ref().filter(|_| mark.seq == 0) {
+            return Save { clean: self.clean, ..resumed.clone() };
+        }
+        if let Some(source) = &mut self.template.source {
+            source.see(&mark.position);
+        }
+        Save { position: mark.position.clone(), kind: mark.kind, clean: self.clean, ..self.template.clone() }
     }
 
     fn give_up_waiting(&mut self, desk: &Desk, board: &Board) {
@@ -345,6 +359,19 @@ impl<S: CheckpointStorage> Saver<S> {
 pub(crate) enum Lost {
     Stop(Reason),
     Stall(Reason),
+}
+
+/// The save that stores again what the record holds.
+fn as_stored(template: &Save, record: Record) -> Option<Save> {
+    let position = record.position?;
+    Some(Save {
+        kind: record.kind.unwrap_or_else(|| kind_of(&position)),
+        epoch: record.epoch.unwrap_or(template.epoch),
+        pipeline: record.pipeline,
+        source: record.source,
+        position,
+        ..template.clone()
+    })
 }
 
 /// What an event's position is the position of.

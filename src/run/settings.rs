@@ -45,23 +45,24 @@ pub(crate) struct Settings {
     pub(crate) retry_backoff: Backoff,
 }
 
+/// As good as for ever: what is longer cannot be added to a clock.
+const FOREVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Options {
     /// The settings in force, or the first one that cannot be used.
     pub(crate) fn settings(&self) -> Result<Settings, SubscribeError> {
+        let time = |set: Option<Duration>, default| set.map_or(Duration::from_secs(default), |set| set.min(FOREVER));
+        let (first, longest) = self.retry_backoff.unwrap_or((Duration::from_millis(100), Duration::from_secs(30)));
         let settings = Settings {
             save: self.save.clone().unwrap_or(SavePolicy::Every(1)),
             save_mode: self.save_mode.unwrap_or_default(),
-            quiet_interval: self.quiet_interval.unwrap_or(Some(Duration::from_secs(60))),
+            quiet_interval: self.quiet_interval.map_or(Some(Duration::from_secs(60)), |set| Some(set?.min(FOREVER))),
             start_unrecorded: self.start_when_no_start_position_can_be_recorded.unwrap_or(false),
-            start_timeout: self.start_timeout.unwrap_or(Duration::from_secs(60)),
-            handler_timeout: self.handler_timeout.unwrap_or(None),
-            shutdown_grace: self.shutdown_grace.unwrap_or(Duration::from_secs(30)),
-            retry_backoff: match self.retry_backoff {
-                Some((first, cap)) => Backoff::new(first, cap),
-                None => Backoff::new(Duration::from_millis(100), Duration::from_secs(30)),
-            },
+            start_timeout: time(self.start_timeout, 60),
+            handler_timeout: self.handler_timeout.and_then(|set| Some(set?.min(FOREVER))),
+            shutdown_grace: time(self.shutdown_grace, 30),
+            retry_backoff: Backoff::new(first.min(FOREVER), longest.min(FOREVER)),
         };
         let refuse =
             |field: &'static str, message: &str| Err(SubscribeError::Config { field, message: message.into() });
@@ -117,11 +118,13 @@ impl Options {
         say("retry_backoff", &settings.retry_backoff, self.retry_backoff.is_some());
         line
     }
+}
 
+impl Settings {
     /// Settings that can be used and are likely a mistake.
-    pub(crate) fn warnings(&self, settings: &Settings) -> Vec<String> {
+    pub(crate) fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        if let Some(interval) = settings.quiet_interval
+        if let Some(interval) = self.quiet_interval
             && interval > DAY
         {
             warnings.push(format!(
@@ -165,7 +168,7 @@ mod tests {
     #[test]
     fn an_interval_above_a_day_is_warned_about() {
         let options = Options { quiet_interval: Some(Some(DAY * 2)), ..Options::default() };
-        assert_eq!(options.warnings(&options.settings().unwrap()).len(), 1);
-        assert!(Options::default().warnings(&Options::default().settings().unwrap()).is_empty());
+        assert_eq!(options.settings().unwrap().warnings().len(), 1);
+        assert!(Options::default().settings().unwrap().warnings().is_empty());
     }
 }

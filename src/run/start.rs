@@ -1,13 +1,14 @@
 //! The start of a run, in the order that loses nothing when it is cut anywhere: validate, read the record, settle the
 //! position, open the cursor there, claim, open again if another position was stored first. Delivery begins after it.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::backoff::Backoff;
-use crate::checkpoint::{Checkpoint, Kind};
+use crate::checkpoint::Checkpoint;
 use crate::error::{SourceError, StorageError, SubscribeError};
 use crate::ids::{Epoch, Owner, Ownership, SubscriptionId};
 use crate::model::{Fingerprint, Identity, Plan, Reader, Scope, SubscriptionModel};
@@ -27,7 +28,31 @@ pub(crate) struct Starting<'a, M, S> {
     pub(crate) settings: &'a Settings,
     /// The line that lists the settings.
     pub(crate) described: &'a str,
+    /// One for every try: a claim whose reply was lost is made again by the same owner.
+    pub(crate) owner: Owner,
+    pub(crate) in_the_way: InTheWay,
 }
+
+/// What a start waits for at the moment: the reason when its time is over.
+pub(crate) struct InTheWay(Mutex<Reason>);
+
+impl Default for InTheWay {
+    fn default() -> Self {
+        Self(Mutex::new(Reason::SourceUnavailable { message: NO_ANSWER.into() }))
+    }
+}
+
+impl InTheWay {
+    fn set(&self, reason: Reason) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+    }
+
+    fn get(&self) -> Reason {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+const NO_ANSWER: &str = "no answer yet";
 
 /// What a start has done: the cursor is open, the id claimed, the start stored if it was to be.
 pub(crate) struct Started<M: SubscriptionModel> {
@@ -37,11 +62,8 @@ pub(crate) struct Started<M: SubscriptionModel> {
     pub(crate) epoch: Epoch,
     /// Where the reader stands; none only for a source that tells no time.
     pub(crate) from: Option<Checkpoint>,
-    /// The stored position, if it is where the reader stands.
-    pub(crate) stored: Option<Checkpoint>,
-    /// What it is the position of.
-    pub(crate) kind: Kind,
-    pub(crate) saved_at: Option<bson::DateTime>,
+    /// The record, if its position is where the reader stands.
+    pub(crate) stored: Option<Record>,
     pub(crate) pipeline: Fingerprint,
     pub(crate) source: Source,
     /// Events up to this head may have been handled before.
@@ -89,7 +111,6 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
         let pipeline = self.model.check(&self.plan)?;
         let deadline = Instant::now() + self.settings.start_timeout;
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
-        let mut last = Reason::SourceUnavailable { message: "no answer yet".into() };
         loop {
             match tokio::time::timeout_at(deadline, self.once(&pipeline)).await {
                 Ok(Ok(started)) => return Ok(started),
@@ -100,42 +121,59 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
                 Ok(Err(Failed::Retry(reason))) => {
                     let id = self.id;
                     warn!(subscription = %id, reason = reason.name(), "subscription {id} is not started yet: {reason}");
-                    last = reason;
+                    self.in_the_way.set(reason);
                 }
-                Err(_) => return Err(SubscribeError::TimedOut { id: self.id.clone(), last }),
+                Err(_) => return Err(self.timed_out()),
             }
             let next = Instant::now() + backoff.next_wait();
             if next >= deadline {
                 tokio::time::sleep_until(deadline).await;
-                return Err(SubscribeError::TimedOut { id: self.id.clone(), last });
+                return Err(self.timed_out());
             }
             tokio::time::sleep_until(next).await;
         }
     }
 
+    fn timed_out(&self) -> SubscribeError {
+        SubscribeError::TimedOut { id: self.id.clone(), last: self.in_the_way.get() }
+    }
+
+    async fn ask_source<T>(&self, call: impl Future<Output = Result<T, SourceError>>) -> Result<T, Failed> {
+        self.in_the_way.set(Reason::SourceUnavailable { message: NO_ANSWER.into() });
+        Ok(call.await?)
+    }
+
+    async fn ask_storage<T>(&self, call: impl Future<Output = Result<T, StorageError>>) -> Result<T, Failed> {
+        self.in_the_way.set(Reason::StorageUnavailable { message: NO_ANSWER.into() });
+        Ok(call.await?)
+    }
+
     async fn once(&self, pipeline: &Fingerprint) -> Result<Started<M>, Failed> {
-        let before = self.storage.read(self.id).await?;
-        let identity = self.model.identity().await?;
+        let before = self.ask_storage(self.storage.read(self.id)).await?;
+        let identity = self.ask_source(self.model.identity()).await?;
         let plan = self.leave_out(&identity).await?;
         let settled = self.settle(before.as_ref()).await?;
         if let Some(position) = &settled.position {
             let record = before.as_ref().filter(|_| settled.resumed);
             identity::check(position, record, &identity)?;
-            identity::not_ahead(self.model, position, settled.resumed).await?;
+            let ahead = |message| self.in_the_way.set(Reason::SourceUnavailable { message });
+            self.ask_source(identity::not_ahead(self.model, position, settled.resumed, ahead)).await?;
         }
         let (reader, opened_at) = self.open(&settled, &plan).await?;
         let from = settled.position.clone().or(opened_at);
+        // Asked before the claim: an error must leave the record and its owner as they are.
+        let head = self.ask_source(self.model.head()).await?;
         let record = self.claim(&settled, from.as_ref(), pipeline, &identity).await?;
         let ownership = record.ownership.clone().ok_or_else(|| unowned(self.id))?;
         let (reader, from) = self.agree(reader, from, &settled, &record, &plan).await?;
+        let is_stored = record.position.is_some() && record.position == from && self.is_stored_or();
+        let stored = is_stored.then(|| record.clone());
         let started = Started {
             epoch: epoch(&record, from.as_ref(), &settled),
-            stored: record.position.clone().filter(|stored| Some(stored) == from.as_ref() && self.is_stored_or()),
-            kind: record.kind.unwrap_or(Kind::Start),
-            saved_at: record.saved_at,
-            repeats_until: self.repeats_until(before.as_ref()).await?,
-            source: Source::from(&identity),
+            repeats_until: (!self.follows_clean_end(before.as_ref(), &record)).then_some(head),
+            source: identity::source(&identity, stored.as_ref()),
             pipeline: pipeline.clone(),
+            stored,
             reader,
             plan,
             ownership,
@@ -156,7 +194,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
         if own.is_empty() {
             return Ok(plan);
         }
-        let storage = self.storage.deployment().await?;
+        let storage = self.ask_storage(self.storage.deployment()).await?;
         let same =
             storage.zip(identity.deployment.as_ref()).is_some_and(|(storage, source)| storage.is_same_as(source));
         if !same {
@@ -186,12 +224,13 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
             StartAt::Always(start) => (start, false),
         };
         let position = match start {
-            Start::Present => match self.model.global_checkpoint().await? {
+            Start::Present => match self.ask_source(self.model.global_checkpoint()).await? {
                 Some(position) => Some(position),
-                None if self.settings.start_unrecorded => None,
+                // A start of the user's own is not recorded in any case, so that it cannot be is no reason to refuse.
+                None if self.settings.start_unrecorded || !record_it => None,
                 None => return Err(Reason::NoStartPosition.into()),
             },
-            Start::Earliest => Some(self.model.earliest().await?),
+            Start::Earliest => Some(self.ask_source(self.model.earliest()).await?),
             Start::Time(time) => Some(Checkpoint::Time(*time)),
             Start::After(position) => Some(position.clone()),
         };
@@ -201,22 +240,20 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
     /// The open is the verdict on filter, rights and history. Opened at the server's now, the opening's own time is
     /// the position, and the cursor is opened once more there, so that nothing in between can slide away.
     async fn open(&self, settled: &Settled, plan: &Plan) -> Result<(M::Reader, Option<Checkpoint>), Failed> {
-        let reader = self.model.open(settled.position.as_ref(), plan).await?;
+        let reader = self.ask_source(self.model.open(settled.position.as_ref(), plan)).await?;
         if settled.position.is_some() {
             return Ok((reader, None));
         }
-        match reader.opened_at() {
-            Some(at) => Ok((self.model.open(Some(&at), plan).await?, Some(at))),
-            None => {
-                let id = self.id;
-                warn!(
-                    subscription = %id,
-                    "subscription {id} starts with nothing stored: the source sends no time, and what changes before \
-                     its first settled event is lost if it ends before"
-                );
-                Ok((reader, None))
-            }
-        }
+        let Some(at) = reader.opened_at() else {
+            let id = self.id;
+            warn!(
+                subscription = %id,
+                "subscription {id} starts with nothing stored: the source sends no time, and what changes before its \
+                 first settled event is lost if it pauses or ends before"
+            );
+            return Ok((reader, None));
+        };
+        Ok((self.ask_source(self.model.open(Some(&at), plan)).await?, Some(at)))
     }
 
     async fn claim(
@@ -231,8 +268,12 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
             pipeline: Some(pipeline.clone()),
             source: Some(Source::from(identity)),
         });
-        let claim = Claim { id: self.id.clone(), owner: Owner::fresh(), expect: None, start };
-        match self.storage.claim(&claim).await? {
+        let claim = Claim { id: self.id.clone(), owner: self.owner.clone(), expect: None, start };
+        match self.ask_storage(self.storage.claim(&claim)).await? {
+            // Deleted since it was read: a new start, which is to be stored like any other.
+            ClaimOutcome::Claimed(record) if settled.resumed && record.position.is_none() => {
+                Err(Failed::Retry(Reason::Deleted))
+            }
             ClaimOutcome::Claimed(record) => Ok(record),
             ClaimOutcome::Superseded { owner, since } => Err(Reason::Superseded { owner, since }.into()),
             ClaimOutcome::Gone => Err(Reason::Deleted.into()),
@@ -251,18 +292,22 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
         match &record.position {
             Some(stored) if (settled.record || settled.resumed) && Some(stored) != from.as_ref() => {
                 drop(reader);
-                Ok((self.model.open(Some(stored), plan).await?, Some(stored.clone())))
+                Ok((self.ask_source(self.model.open(Some(stored), plan)).await?, Some(stored.clone())))
             }
             _ => Ok((reader, from)),
         }
     }
 
-    /// After an end that was not clean, and for a start of the user's own, everything up to now may come again.
-    async fn repeats_until(&self, before: Option<&Record>) -> Result<Option<Checkpoint>, Failed> {
+    /// Whether no earlier or other run can have handed out what this one reads. `before` is what the record was when
+    /// the start began; another process may have claimed it since.
+    fn follows_clean_end(&self, before: Option<&Record>, record: &Record) -> bool {
         match before {
-            None => Ok(None),
-            Some(record) if record.clean && self.is_stored_or() => Ok(None),
-            Some(_) => Ok(Some(self.model.head().await?)),
+            // A start that this claim did not store tells of another run.
+            None => record.saved_at.is_none() || record.saved_at == record.claimed_at,
+            Some(before) => {
+                let unmoved = before.position == record.position && before.saved_at == record.saved_at;
+                before.clean && unmoved && self.is_stored_or()
+            }
         }
     }
 
@@ -277,18 +322,21 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
             "subscription {id} to {} starts at {position}: {}; identity checks: {checks}; left out: {left_out}",
             identity.scope, self.described
         );
-        if let Some(before) = before {
+        if let Some(before) = before.filter(|before| !self.is_own(before)) {
             warn_of_takeover(id, before, record);
-            if let Some(produced) = &before.pipeline
-                && started.stored.is_some()
-                && *produced != started.pipeline
-            {
-                warn!(
-                    subscription = %id, position,
-                    "the filter of subscription {id} has changed: a wider one has no history before {position}"
-                );
-            }
         }
+        let produced = started.stored.as_ref().and_then(|stored| stored.pipeline.as_ref());
+        if produced.is_some_and(|produced| *produced != started.pipeline) {
+            warn!(
+                subscription = %id, position,
+                "the filter of subscription {id} has changed: a wider one has no history before {position}"
+            );
+        }
+    }
+
+    /// Whether an earlier try of this start claimed the record, and its reply was lost.
+    fn is_own(&self, record: &Record) -> bool {
+        record.ownership.as_ref().is_some_and(|ownership| ownership.owner == self.owner)
     }
 }
 
@@ -311,10 +359,8 @@ fn warn_of_takeover(id: &SubscriptionId, before: &Record, record: &Record) {
 fn epoch(record: &Record, from: Option<&Checkpoint>, settled: &Settled) -> Epoch {
     let stored = record.epoch.map_or(0, |epoch| epoch.0);
     let resumes = (settled.resumed || settled.record) && record.position.is_some() && record.position.as_ref() == from;
-    let behind_invalidate =
-        record.kind == Some(Kind::Invalidate) || record.position.as_ref().is_some_and(Checkpoint::is_invalidate);
     match record.epoch {
-        Some(epoch) if resumes && behind_invalidate => Epoch(epoch.0 + 1),
+        Some(epoch) if resumes && record.is_behind_invalidate() => Epoch(epoch.0 + 1),
         Some(epoch) if resumes => epoch,
         _ => Epoch((stored + 1).max(record.claimed_at.map_or(0, bson::DateTime::timestamp_millis))),
     }

@@ -1,14 +1,23 @@
 //! Tests without a server: a scripted feed, a storage that fails on demand, paused time.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by it")]
+
 mod crash;
+mod filter;
 mod handler_faults;
 mod interleavings;
+mod layering;
 mod life;
 mod main_path;
 mod memory_model;
 mod quiet;
 mod saving;
 mod source_faults;
+mod start_checks;
+mod start_order;
+mod start_table;
 mod status;
+mod storage;
 mod store_faults;
 mod support;
+mod takeover;

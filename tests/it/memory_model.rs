@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use mongosub::bson::{Timestamp, doc};
+use mongosub::bson::{Document, Timestamp, doc};
 use mongosub::memory::{self, MemoryModel, MemoryReader};
 use mongosub::{
-    Checkpoint, Filter, Namespace, Operation, Plan, Read, Reader, Reason, SourceError, SubscribeError,
-    SubscriptionModel,
+    ChangeEvent, Checkpoint, Filter, Namespace, Operation, Plan, Read, Reader, Reason, SourceError, SubscriptionModel,
 };
 use tokio::time::timeout;
 
@@ -36,7 +35,7 @@ async fn a_reader_hands_out_what_is_pushed_before_and_while_it_reads() {
     let model = MemoryModel::new();
     let first = model.push(memory::insert(1, doc! {}));
     let mut reader = open(&model, &start()).await;
-    assert_eq!(positions(&mut reader).await, [first.clone()]);
+    assert_eq!(positions(&mut reader).await, std::slice::from_ref(&first));
     let pushed = model.clone();
     let task = tokio::spawn(async move { (reader.next().await, reader) });
     tokio::task::yield_now().await;
@@ -75,10 +74,11 @@ async fn the_global_checkpoint_and_an_open_at_now_miss_what_was_pushed_before_an
     let mut now = model.open(None, &Plan::default()).await.unwrap();
     assert_eq!(now.opened_at(), Some(present.clone()));
     let after = model.push(memory::insert(2, doc! {}));
-    assert_eq!(positions(&mut now).await, [after.clone()]);
-    assert_eq!(positions(&mut open(&model, &present).await).await, [after.clone()]);
+    let after = [after];
+    assert_eq!(positions(&mut now).await, after);
+    assert_eq!(positions(&mut open(&model, &present).await).await, after);
     let head = model.head().await.unwrap();
-    assert_eq!((head.cluster_time(), before.is_beyond(&head)), (after.cluster_time(), false));
+    assert_eq!((head.cluster_time(), before.is_beyond(&head)), (after[0].cluster_time(), false));
     model.set_head(Timestamp { time: 1_800_000_000, increment: 1 });
     assert_eq!(model.head().await.unwrap().to_string(), "1800000000.1");
     assert_eq!(model.global_checkpoint().await.unwrap().unwrap().to_string(), "1800000000.2");
@@ -232,9 +232,65 @@ async fn a_cancelled_next_loses_nothing() {
     assert_eq!(read, pushed);
 }
 
-#[tokio::test]
-async fn a_plan_is_judged_by_name() {
+#[tokio::test(start_paused = true)]
+async fn a_filter_is_evaluated_where_it_is_read_and_the_end_of_the_feed_is_passed_over() {
     let model = MemoryModel::new();
-    assert_eq!(model.check(&Plan::default()).unwrap().0.len(), 64);
-    let _: Result<_, SubscribeError> = model.check(&Plan::default());
+    let plan = Plan::new(Filter::operations([Operation::Insert]));
+    let mut reader = model.open(Some(&start()), &plan).await.unwrap();
+    model.push(memory::delete(1));
+    let insert = model.push(memory::insert(2, doc! {}));
+    let deletes = model.push_transaction([memory::delete(3), memory::delete(4)]);
+    let read = positions(&mut reader).await;
+    assert_eq!((read.len(), &read[0], read[1].cluster_time()), (2, &insert, deletes[1].cluster_time()));
+    // In one transaction behind an event that passed there is no later quiet position.
+    let mixed = model.push_transaction([memory::insert(5, doc! {}), memory::delete(6)]);
+    assert_eq!(positions(&mut reader).await, mixed[..1]);
+    assert!(reader.state().borrow().at_end);
+    let end = model.invalidate();
+    assert_eq!(reader.next().await.unwrap().unwrap().position(), &end);
+    assert!(reader.next().await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_the_filter_cannot_decode_is_handed_out() {
+    let model = MemoryModel::new();
+    let plan = Plan::new(Filter::field("status").eq("paid"));
+    let mut reader = model.open(Some(&start()), &plan).await.unwrap();
+    let mut raw = ChangeEvent::from(memory::insert(1, doc! { "status": "open" })).bytes().to_vec();
+    let at = raw.windows(4).position(|bytes| bytes == b"open").unwrap();
+    raw[at] = 0xFF;
+    let position = model.push_raw(ChangeEvent::new(raw.into()).unwrap());
+    assert_eq!(positions(&mut reader).await, [position]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pushed_event_looks_like_a_servers() {
+    let model = MemoryModel::new();
+    let namespace = Namespace::new("shop", "orders");
+    let position = model.push_at(
+        Timestamp { time: 1_700_000_100, increment: 3 },
+        memory::update(7, doc! { "status": "paid" })
+            .namespace(&namespace)
+            .full_document(doc! { "_id": 7, "status": "paid" })
+            .full_document_before_change(doc! { "_id": 7, "status": "open" }),
+    );
+    let Some(Ok(Read::Event { event, .. })) = open(&model, &start()).await.next().await else { panic!("no event") };
+    assert_eq!(event.position().unwrap(), position);
+    assert_eq!(event.cluster_time().unwrap(), Timestamp { time: 1_700_000_100, increment: 3 });
+    assert_eq!(event.wall_time().unwrap().unwrap().timestamp_millis(), 1_700_000_100_000);
+    assert_eq!((event.namespace().unwrap(), event.document_id::<i32>().unwrap()), (Some(namespace), Some(7)));
+    assert_eq!(event.full_document::<Document>().unwrap().unwrap().get_str("status").unwrap(), "paid");
+    assert_eq!(event.full_document_before_change::<Document>().unwrap().unwrap().get_str("status").unwrap(), "open");
+    let description = event.update_description().unwrap().unwrap();
+    assert_eq!(description.updated_fields.get_str("status").unwrap(), "paid");
+    let identity = model.identity().await.unwrap();
+    assert_eq!(position.token().unwrap().collection_uuid(), identity.collection_uuid.as_deref());
+    let delivery = memory::delivery(event);
+    assert_eq!((delivery.position, delivery.attempt, delivery.may_be_repeat), (position, 1, false));
+}
+
+#[test]
+#[should_panic(expected = "a feed only grows")]
+fn a_push_into_the_past_is_a_mistake_of_the_test() {
+    MemoryModel::new().push_at(Timestamp { time: 1, increment: 1 }, memory::delete(1));
 }

@@ -2,18 +2,24 @@
 
 mod faulty;
 mod hold;
+mod logs;
 mod recorder;
+mod steps;
 
 use std::time::Duration;
 
+use mongosub::bson::DateTime;
 use mongosub::memory::{MemoryCheckpointStorage, MemoryModel};
 use mongosub::{
-    Checkpoint, CheckpointStorage, DurableSubscriptions, Record, State, Status, Subscribe, Subscription, SubscriptionId,
+    Checkpoint, CheckpointStorage, DurableSubscriptions, Epoch, Fence, Fingerprint, Kind, Namespace, Owner, Ownership,
+    Plan, Record, Scope, Source, State, Status, Subscribe, Subscription, SubscriptionId, SubscriptionModel,
 };
 
-pub use faulty::{Fault, FaultyStorage};
+pub use faulty::{Fault, FaultyStorage, unavailable};
 pub use hold::{Hold, Log};
+pub use logs::Logs;
 pub use recorder::Recorder;
+pub use steps::{Cut, Stepped};
 
 pub const ID: &str = "orders_v1";
 
@@ -72,6 +78,11 @@ impl World {
             }
         });
         self.subscriptions.subscribe(ID, handler)
+    }
+
+    /// Pushes an insert under each of these keys.
+    pub fn inserts(&self, keys: std::ops::RangeInclusive<i32>) -> Vec<Checkpoint> {
+        keys.map(|key| self.insert(key)).collect()
     }
 
     /// Pushes an insert under this key.
@@ -135,4 +146,37 @@ pub async fn seconds(seconds: u64) {
 
 pub async fn millis(millis: u64) {
     tokio::time::sleep(Duration::from_millis(millis)).await;
+}
+
+/// What the memory model's clock of storages shows first.
+const BEGINNING: i64 = 1_767_225_600_000;
+
+/// The UUID of the memory model's collection.
+pub const UUID: &str = "5EED5EED5EED4EED8EED5EED5EED5EED";
+
+/// The fingerprint of the filter that passes everything.
+pub fn fingerprint() -> Fingerprint {
+    MemoryModel::new().check(&Plan::default()).unwrap()
+}
+
+/// What the memory model is, as a record names it.
+pub fn source() -> Source {
+    Source::new(Scope::Collection(Namespace::new("test", "events")), Some(UUID.into()), Some("memory".into()))
+}
+
+/// The record of a run that ended cleanly at an event's position an hour ago: fence 7, epoch 5.
+pub fn left_at(position: &Checkpoint) -> Record {
+    let mut record = Record::empty(id());
+    let hour_ago = DateTime::from_millis(BEGINNING - 3_600_000);
+    record.position = Some(position.clone());
+    record.kind = Some(Kind::Event);
+    record.epoch = Some(Epoch(5));
+    record.cluster_time = position.cluster_time();
+    record.ownership = Some(Ownership { fence: Fence(7), owner: Owner::new("host:1:before") });
+    record.claimed_at = Some(hour_ago);
+    record.saved_at = Some(hour_ago);
+    record.pipeline = Some(fingerprint());
+    record.source = Some(source());
+    record.clean = true;
+    record
 }

@@ -1,0 +1,227 @@
+//! Checkpoints in a MongoDB collection: one document per subscription id. What stands in it is `record.rs`'s, what a
+//! write tests is `record_pipeline.rs`'s; this file runs the operations and says what their answers mean.
+
+use std::fmt;
+use std::time::Duration;
+
+use bson::{Document, RawDocumentBuf, doc};
+use futures::TryStreamExt;
+use mongodb::Collection;
+use mongodb::options::{
+    Acknowledgment, Collation, ReadConcern, ReadPreference, ReturnDocument, SelectionCriteria, WriteConcern,
+};
+
+use super::call::{CallError, call};
+use super::record::{OURS, decode};
+use super::record_pipeline;
+use super::storage_error::{Need, is_duplicate_key, storage_error};
+use crate::error::StorageError;
+use crate::ids::{Namespace, Ownership, SubscriptionId};
+use crate::model::Deployment;
+use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Record, Save, SaveOutcome};
+
+/// How long one operation is waited for, and how long the server works at it.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// How often an upsert that met another one is tried: only a server before 5.0 does not try again by itself.
+const UPSERT_ATTEMPTS: usize = 10;
+
+const FIND: &str = "find";
+const WRITE: &str = "find, insert, update";
+const REMOVE: &str = "remove";
+
+/// Stores checkpoints in a MongoDB collection, one document per subscription id, `_id` = the id.
+///
+/// Every write is one atomic operation with write concern majority, every read one of the primary with read concern
+/// majority, whatever the handle it was made of says; an operation that is not answered within ten seconds is
+/// [`StorageError::Unavailable`], and goes on to its end nevertheless. Two processes that use one id never both store
+/// a position: each write carries the fence and the owner of its claim.
+///
+/// Fields it does not know are kept. A record it cannot read is refused and left byte for byte as it is. A collection
+/// written by the checkpoint storage of the Occurrent library is taken over as it is, and the other way round.
+///
+/// ```no_run
+/// use mongosub::{CheckpointStorage, Claim, MongoCheckpointStorage, SubscriptionId};
+///
+/// # async fn example(db: mongosub::mongodb::Database) -> Result<(), Box<dyn std::error::Error>> {
+/// let storage = MongoCheckpointStorage::new(&db.collection::<mongosub::bson::Document>("checkpoints"));
+/// for id in storage.list().await? {
+///     let record = storage.read(&SubscriptionId::new(id)?).await?;
+///     println!("{record:?}");
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct MongoCheckpointStorage {
+    /// Raw, because a record of unknown fields need not be what serde takes for a document.
+    records: Collection<RawDocumentBuf>,
+    name: String,
+}
+
+impl MongoCheckpointStorage {
+    /// A storage in this collection, whatever type it is a handle for. It need not exist, and may hold other documents:
+    /// their `_id`s must not be subscription ids.
+    pub fn new<T: Send + Sync>(collection: &Collection<T>) -> Self {
+        Self { records: collection.clone_with_type(), name: collection.namespace().to_string() }
+    }
+
+    /// Runs a pipeline on one record and gives the record as it is afterwards.
+    async fn update(
+        &self,
+        id: &SubscriptionId,
+        pipeline: Vec<Document>,
+        upsert: bool,
+    ) -> Result<Option<RawDocumentBuf>, StorageError> {
+        let mut attempt = 1;
+        loop {
+            let (records, filter, pipeline) = (self.records.clone(), by_id(id), pipeline.clone());
+            let update = async move {
+                records
+                    .find_one_and_update(filter, pipeline)
+                    .upsert(upsert)
+                    .return_document(ReturnDocument::After)
+                    .write_concern(majority())
+                    .collation(simple())
+                    .max_time(DEADLINE)
+                    .await
+            };
+            match call(DEADLINE, update).await {
+                Err(error) if upsert && attempt < UPSERT_ATTEMPTS && is_duplicate_key(&error) => attempt += 1,
+                answer => return answer.map_err(|error| self.error(&error, WRITE)),
+            }
+        }
+    }
+
+    fn error(&self, error: &CallError, action: &'static str) -> StorageError {
+        storage_error(error, Need { action, resource: &self.name })
+    }
+}
+
+impl CheckpointStorage for MongoCheckpointStorage {
+    async fn read(&self, id: &SubscriptionId) -> Result<Option<Record>, StorageError> {
+        let (records, filter) = (self.records.clone(), by_id(id));
+        let find = async move {
+            records
+                .find_one(filter)
+                .read_concern(ReadConcern::majority())
+                .selection_criteria(primary())
+                .collation(simple())
+                .max_time(DEADLINE)
+                .await
+        };
+        let stored = call(DEADLINE, find).await.map_err(|error| self.error(&error, FIND))?;
+        stored.map(|stored| decode(id, &stored)).transpose()
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<ClaimOutcome, StorageError> {
+        let upsert = claim.expect.is_none();
+        let Some(stored) = self.update(&claim.id, record_pipeline::claim(claim), upsert).await? else {
+            return Ok(ClaimOutcome::Gone);
+        };
+        let record = decode(&claim.id, &stored)?;
+        match (&record.ownership, &claim.expect) {
+            // Also when this very claim had been made before, and its answer was lost.
+            (Some(now), _) if now.owner == claim.owner => Ok(ClaimOutcome::Claimed(record)),
+            (_, Some(_)) => {
+                let (owner, since) = (record.ownership.map(|now| now.owner), record.claimed_at);
+                Ok(ClaimOutcome::Superseded { owner, since })
+            }
+            // The server refused what was read just now: the two ways to read a record differ.
+            (_, None) => Err(StorageError::Unreadable {
+                id: claim.id.to_string(),
+                field: OURS.into(),
+                message: "was refused by the server, for a reason this version cannot name".into(),
+            }),
+        }
+    }
+
+    async fn save(&self, save: &Save) -> Result<SaveOutcome, StorageError> {
+        let Some(stored) = self.update(&save.id, record_pipeline::save(save), false).await? else {
+            return Ok(SaveOutcome::Gone);
+        };
+        let record = decode(&save.id, &stored)?;
+        if record.ownership.as_ref() != Some(&save.ownership) {
+            let (owner, since) = (record.ownership.map(|now| now.owner), record.claimed_at);
+            return Ok(SaveOutcome::Superseded { owner, since });
+        }
+        if record.epoch == Some(save.epoch) && record.position.as_ref() == Some(&save.position) {
+            return Ok(SaveOutcome::Saved { at: record.saved_at });
+        }
+        Ok(SaveOutcome::NotAhead)
+    }
+
+    async fn delete(&self, id: &SubscriptionId, owner: Option<&Ownership>) -> Result<bool, StorageError> {
+        let (records, mut filter) = (self.records.clone(), by_id(id));
+        if let Some(Ownership { fence, owner }) = owner {
+            filter.insert("mongosub.fence", fence.0);
+            filter.insert("mongosub.owner", owner.as_str());
+        }
+        let delete = async move { records.delete_one(filter).write_concern(majority()).collation(simple()).await };
+        let deleted = call(DEADLINE, delete).await.map_err(|error| self.error(&error, REMOVE))?;
+        Ok(deleted.deleted_count > 0)
+    }
+
+    async fn list(&self) -> Result<Vec<String>, StorageError> {
+        let records = self.records.clone_with_type::<Id>();
+        let find = async move {
+            let found = records
+                .find(doc! { "_id": { "$type": "string" } })
+                .projection(doc! { "_id": 1 })
+                .read_concern(ReadConcern::majority())
+                .selection_criteria(primary())
+                .max_time(DEADLINE)
+                .await?;
+            found.map_ok(|Id { id }| id).try_collect::<Vec<_>>().await
+        };
+        let mut ids = call(DEADLINE, find).await.map_err(|error| self.error(&error, FIND))?;
+        ids.sort_unstable();
+        Ok(ids)
+    }
+
+    fn namespaces(&self) -> Vec<Namespace> {
+        let namespace = self.records.namespace();
+        vec![Namespace::new(namespace.db, namespace.coll)]
+    }
+
+    async fn deployment(&self) -> Result<Option<Deployment>, StorageError> {
+        let database = self.records.client().database("admin");
+        let hello = async move { database.run_command(doc! { "hello": 1 }).selection_criteria(primary()).await };
+        let hello = call(DEADLINE, hello).await.map_err(|error| self.error(&error, "hello"))?;
+        let Ok(set_name) = hello.get_str("setName") else { return Ok(None) };
+        let members = ["hosts", "passives"].into_iter().filter_map(|field| hello.get_array(field).ok()).flatten();
+        let hosts = members.filter_map(|host| host.as_str().map(str::to_owned)).collect();
+        Ok(Some(Deployment { set_name: set_name.to_owned(), hosts }))
+    }
+}
+
+/// The collection, and nothing of the connection: that may hold a password.
+impl fmt::Debug for MongoCheckpointStorage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MongoCheckpointStorage").field("collection", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The `_id` of a document, and nothing else.
+#[derive(serde::Deserialize)]
+struct Id {
+    #[serde(rename = "_id")]
+    id: String,
+}
+
+fn by_id(id: &SubscriptionId) -> Document {
+    doc! { "_id": id.as_str() }
+}
+
+/// Ids, owners and tokens are compared byte for byte, whatever the collection's own collation is.
+fn simple() -> Collation {
+    Collation::builder().locale("simple").build()
+}
+
+fn primary() -> SelectionCriteria {
+    SelectionCriteria::ReadPreference(ReadPreference::Primary)
+}
+
+/// With a limit, so that a write nobody waits for any longer does not keep its connection.
+fn majority() -> WriteConcern {
+    WriteConcern::builder().w(Acknowledgment::Majority).w_timeout(DEADLINE).build()
+}

@@ -1,0 +1,210 @@
+//! The stored record: what stands in which field, and how it is read. No I/O; called by `checkpoint_storage.rs`.
+//!
+//! Whatever is refused here must be refused by [`readable`](super::record_pipeline::readable) too, and the other way
+//! round: a write leaves alone exactly what a read refuses.
+
+use bson::{Bson, DateTime, Document, RawDocument, Timestamp, doc};
+
+use super::occurrent;
+use crate::checkpoint::{Checkpoint, Kind, Token};
+use crate::error::StorageError;
+use crate::ids::{Epoch, Fence, Namespace, Owner, Ownership, SubscriptionId};
+use crate::model::{Fingerprint, Scope};
+use crate::storage::{Record, Source};
+
+/// The field with everything that is ours alone.
+pub(super) const OURS: &str = "mongosub";
+/// The version of the record that is written, and the only one that is read.
+pub(super) const SCHEMA: i64 = 1;
+/// Fences and epochs lie between zero and this, so that one more is always a number.
+pub(super) const LARGEST: i64 = 1 << 62;
+
+/// The fields of which a record has at most one.
+pub(super) const RESUME_TOKEN: &str = "resumeToken";
+pub(super) const OPERATION_TIME: &str = "operationTime";
+pub(super) const CHECKPOINT: &str = "checkpoint";
+pub(super) const LEGACY_CHECKPOINT: &str = "subscriptionPosition";
+pub(super) const POSITIONS: [&str; 4] = [RESUME_TOKEN, OPERATION_TIME, CHECKPOINT, LEGACY_CHECKPOINT];
+
+/// The field a position is stored in, and what is stored there.
+pub(super) fn encode_position(position: &Checkpoint) -> (&'static str, Bson) {
+    match position {
+        Checkpoint::Token(token) => (RESUME_TOKEN, doc! { "_data": token.as_str() }.into()),
+        Checkpoint::Time(time) => (OPERATION_TIME, (*time).into()),
+        Checkpoint::Text(text) => (CHECKPOINT, (&**text).into()),
+    }
+}
+
+/// A source as it is stored.
+pub(super) fn encode_source(source: &Source) -> Document {
+    let mut stored = match &source.scope {
+        Scope::Collection(namespace) => {
+            doc! { "scope": "collection", "db": &namespace.db, "collection": &namespace.collection }
+        }
+        Scope::Database { db } => doc! { "scope": "database", "db": db },
+        Scope::Deployment => doc! { "scope": "deployment" },
+    };
+    if let Some(uuid) = &source.collection_uuid {
+        stored.insert("collectionUUID", uuid);
+    }
+    if let Some(name) = &source.set_name {
+        stored.insert("setName", name);
+    }
+    stored
+}
+
+/// Reads a record.
+///
+/// # Errors
+/// [`StorageError::Unreadable`] naming the field.
+pub(super) fn decode(id: &SubscriptionId, stored: &RawDocument) -> Result<Record, StorageError> {
+    let unreadable = |field, message| StorageError::Unreadable { id: id.to_string(), field, message };
+    let stored = Document::try_from(stored)
+        .map_err(|error| unreadable("(the whole record)".into(), format!("is no valid BSON: {error}")))?;
+    decode_fields(id, &stored).map_err(|Wrong { field, message }| unreadable(field, message))
+}
+
+/// A field that cannot be read, and what is wrong with it.
+struct Wrong {
+    field: String,
+    message: String,
+}
+
+fn decode_fields(id: &SubscriptionId, stored: &Document) -> Result<Record, Wrong> {
+    let root = Fields { stored, path: "" };
+    let mut record = Record::empty(id.clone());
+    if let Some(ours) = root.document(OURS)? {
+        let ours = Fields { stored: ours, path: "mongosub." };
+        let schema = ours.required("schema", ours.number("schema")?)?;
+        if schema != SCHEMA {
+            return Err(ours.wrong("schema", format!("is {schema}, and this version reads {SCHEMA} only")));
+        }
+        record.ownership = Some(Ownership {
+            fence: Fence(ours.required("fence", ours.number("fence")?)?),
+            owner: Owner::new(ours.required("owner", ours.text("owner")?)?),
+        });
+        record.claimed_at = ours.date("claimedAt")?;
+        record.epoch = ours.number("epoch")?.map(Epoch);
+        record.kind = match ours.text("kind")? {
+            Some(word) => {
+                let kind = Kind::parse(word);
+                Some(kind.ok_or_else(|| ours.wrong("kind", format!("is {word:?}, which this version does not know")))?)
+            }
+            None => None,
+        };
+        record.cluster_time = ours.timestamp("clusterTime")?;
+        record.saved_at = ours.date("savedAt")?;
+        record.pipeline = ours.text("pipeline")?.map(|pipeline| Fingerprint(pipeline.to_owned()));
+        record.source = ours.document("source")?.map(decode_source).transpose()?;
+        record.clean = ours.boolean("clean")?.unwrap_or(false);
+    }
+    record.position = decode_position(&root, record.epoch.is_some())?;
+    Ok(record)
+}
+
+/// A position we stored comes with an epoch; without one it is another program's, and its text one of that program's.
+fn decode_position(root: &Fields<'_>, is_ours: bool) -> Result<Option<Checkpoint>, Wrong> {
+    let mut found = POSITIONS.into_iter().filter(|field| root.stored.contains_key(field));
+    let Some(field) = found.next() else { return Ok(None) };
+    if let Some(second) = found.next() {
+        return Err(root.wrong(second, format!("is a second position beside {field:?}")));
+    }
+    let position = match field {
+        RESUME_TOKEN => {
+            let token = Fields { stored: root.required(field, root.document(field)?)?, path: "resumeToken." };
+            let data = token.required("_data", token.text("_data")?)?;
+            Token::new(data).map_err(|error| token.wrong("_data", format!("is {error}")))?.into()
+        }
+        OPERATION_TIME => root.required(field, root.timestamp(field)?)?.into(),
+        _ => {
+            let text = root.required(field, root.text(field)?)?;
+            match (field, is_ours) {
+                (CHECKPOINT, true) => Checkpoint::Text(text.into()),
+                _ => occurrent::position(text).ok_or_else(|| {
+                    root.wrong(
+                        field,
+                        format!("is text that holds neither a resume token nor an operation time: {text:?}"),
+                    )
+                })?,
+            }
+        }
+    };
+    Ok(Some(position))
+}
+
+fn decode_source(stored: &Document) -> Result<Source, Wrong> {
+    let source = Fields { stored, path: "mongosub.source." };
+    let named = |field| source.required(field, source.text(field)?).map(str::to_owned);
+    let scope = match named("scope")?.as_str() {
+        "collection" => Scope::Collection(Namespace { db: named("db")?, collection: named("collection")? }),
+        "database" => Scope::Database { db: named("db")? },
+        "deployment" => Scope::Deployment,
+        other => return Err(source.wrong("scope", format!("is {other:?}, which this version does not know"))),
+    };
+    let optional = |field| source.text(field).map(|text| text.map(str::to_owned));
+    Ok(Source::new(scope, optional("collectionUUID")?, optional("setName")?))
+}
+
+/// The fields of a document, read by type; absent is `None`, another type is wrong.
+struct Fields<'a> {
+    stored: &'a Document,
+    path: &'static str,
+}
+
+impl<'a> Fields<'a> {
+    fn wrong(&self, field: &str, message: impl Into<String>) -> Wrong {
+        Wrong { field: format!("{}{field}", self.path), message: message.into() }
+    }
+
+    fn required<T>(&self, field: &str, value: Option<T>) -> Result<T, Wrong> {
+        value.ok_or_else(|| self.wrong(field, "is missing"))
+    }
+
+    fn typed<T>(
+        &self,
+        field: &str,
+        expected: &str,
+        take: impl FnOnce(&'a Bson) -> Option<T>,
+    ) -> Result<Option<T>, Wrong> {
+        match self.stored.get(field) {
+            None => Ok(None),
+            Some(value) => take(value)
+                .map(Some)
+                .ok_or_else(|| self.wrong(field, format!("is not {expected} but {:?}", value.element_type()))),
+        }
+    }
+
+    fn document(&self, field: &str) -> Result<Option<&'a Document>, Wrong> {
+        self.typed(field, "a document", Bson::as_document)
+    }
+
+    fn text(&self, field: &str) -> Result<Option<&'a str>, Wrong> {
+        self.typed(field, "a string", Bson::as_str)
+    }
+
+    fn date(&self, field: &str) -> Result<Option<DateTime>, Wrong> {
+        self.typed(field, "a date", |value| value.as_datetime().copied())
+    }
+
+    fn timestamp(&self, field: &str) -> Result<Option<Timestamp>, Wrong> {
+        self.typed(field, "a timestamp", Bson::as_timestamp)
+    }
+
+    fn boolean(&self, field: &str) -> Result<Option<bool>, Wrong> {
+        self.typed(field, "a boolean", Bson::as_bool)
+    }
+
+    fn number(&self, field: &str) -> Result<Option<i64>, Wrong> {
+        let number = self.typed(field, "an integer", |value| match value {
+            Bson::Int32(number) => Some(i64::from(*number)),
+            Bson::Int64(number) => Some(*number),
+            _ => None,
+        })?;
+        match number {
+            Some(number) if !(0..=LARGEST).contains(&number) => {
+                Err(self.wrong(field, format!("is {number}, which is out of range")))
+            }
+            number => Ok(number),
+        }
+    }
+}

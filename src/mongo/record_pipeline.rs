@@ -1,0 +1,275 @@
+//! The update pipelines of a claim and a save. No I/O; called by `checkpoint_storage.rs`.
+//!
+//! Each is one `$replaceWith` of a condition: the new record, or the record as it was. Everything that comes from
+//! outside stands in `$literal`, or it would be read as an expression. Nothing compares positions by
+//! `mongosub.clusterTime`: records of other programs have none, missing sorts lowest, and the record would go backwards.
+
+use bson::{Bson, Document, Timestamp, doc};
+
+use super::occurrent::PATTERN;
+use super::record::{LARGEST, OPERATION_TIME, OURS, POSITIONS, RESUME_TOKEN, SCHEMA, encode_position, encode_source};
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::ids::{Epoch, Ownership};
+use crate::model::Fingerprint;
+use crate::storage::{Claim, Save, Source};
+
+/// Takes the record for the claim's owner, and stores its start if no position is stored.
+pub(super) fn claim(claim: &Claim) -> Vec<Document> {
+    let mut accepted = vec![readable()];
+    if let Some(expected) = &claim.expect {
+        accepted.push(is_owned_by(expected));
+    }
+    let now = doc! { "$toLong": "$$NOW" };
+    let next = |number: &str| doc! { "$toLong": { "$max": [{ "$add": [number, 1_i64] }, &now] } };
+    let mut ours = vec![
+        Bson::from("$mongosub"),
+        literal(doc! { "schema": SCHEMA, "owner": claim.owner.as_str(), "clean": false }).into(),
+        doc! { "fence": next("$mongosub.fence"), "claimedAt": "$$NOW" }.into(),
+    ];
+    let mut record = vec![Bson::from("$$ROOT")];
+    if let Some(start) = &claim.start {
+        let has_none = all(POSITIONS.map(|field| is_missing(&format!("${field}"))));
+        let only_then = |part: Document| doc! { "$cond": [&has_none, part, {}] };
+        let (field, value) = encode_position(&start.position);
+        record.push(only_then(literal(doc! { field: value })).into());
+        let facts = facts(&start.position, Kind::Start, start.pipeline.as_ref(), start.source.as_ref());
+        ours.push(only_then(literal(facts)).into());
+        ours.push(only_then(doc! { "epoch": next("$mongosub.epoch"), "savedAt": "$$NOW" }).into());
+    }
+    record.push(doc! { OURS: { "$mergeObjects": ours } }.into());
+    vec![replace_if(accepted, doc! { "$mergeObjects": record })]
+}
+
+/// Stores a position, if the record is still the owner's and what is stored is not beyond it.
+pub(super) fn save(save: &Save) -> Vec<Document> {
+    let accepted = vec![readable(), is_owned_by(&save.ownership), stored_is_not_beyond(save.epoch, &save.position)];
+    let (field, value) = encode_position(&save.position);
+
+    let mut facts = facts(&save.position, save.kind, save.pipeline.as_ref(), save.source.as_ref());
+    facts.insert("epoch", save.epoch.0);
+    facts.insert("clean", save.clean);
+    let unknown: Vec<_> =
+        ["clusterTime", "pipeline", "source"].into_iter().filter(|fact| !facts.contains_key(fact)).collect();
+    let kept = if unknown.is_empty() { "$mongosub".into() } else { Bson::from(without("$mongosub", &unknown)) };
+    let ours = doc! { "$mergeObjects": [kept, literal(facts), { "savedAt": "$$NOW" }] };
+
+    let others: Vec<_> = POSITIONS.into_iter().filter(|other| *other != field).collect();
+    // A record holds one position at most: if this field is there already, no other one is.
+    let kept = doc! { "$cond": [is_missing(&format!("${field}")), without("$$ROOT", &others), "$$ROOT"] };
+    let record = doc! { "$mergeObjects": [kept, literal(doc! { field: value }), { OURS: ours }] };
+    vec![replace_if(accepted, record)]
+}
+
+/// What is stored beside a position, as far as it is known.
+fn facts(position: &Checkpoint, kind: Kind, pipeline: Option<&Fingerprint>, source: Option<&Source>) -> Document {
+    let mut facts = doc! { "kind": kind.as_str() };
+    if let Some(time) = position.cluster_time() {
+        facts.insert("clusterTime", time);
+    }
+    if let Some(pipeline) = pipeline {
+        facts.insert("pipeline", &pipeline.0);
+    }
+    if let Some(source) = source {
+        facts.insert("source", encode_source(source));
+    }
+    facts
+}
+
+/// Whether `record::decode` reads the record.
+pub(super) fn readable() -> Document {
+    let optional = |path: &str, kind: &str| any([is_missing(path), is_type(path, kind)]);
+    let is_own_position = is_type_in("$mongosub.epoch", &["int", "long"]);
+    let ours = all([
+        is_type("$mongosub", "object"),
+        is_number("$mongosub.schema"),
+        doc! { "$eq": ["$mongosub.schema", SCHEMA] },
+        is_number("$mongosub.fence"),
+        is_type("$mongosub.owner", "string"),
+        optional("$mongosub.claimedAt", "date"),
+        any([is_missing("$mongosub.epoch"), is_number("$mongosub.epoch")]),
+        any([is_missing("$mongosub.kind"), is_kind("$mongosub.kind")]),
+        optional("$mongosub.clusterTime", "timestamp"),
+        optional("$mongosub.savedAt", "date"),
+        optional("$mongosub.pipeline", "string"),
+        any([is_missing("$mongosub.source"), is_source()]),
+        optional("$mongosub.clean", "bool"),
+    ]);
+    // One branch for each position field, in which the other fields have to be missing.
+    let alone = |field: &str, holds: Document| {
+        let mut tests: Vec<_> = POSITIONS
+            .into_iter()
+            .filter(|other| *other != field)
+            .map(|other| is_missing(&format!("${other}")))
+            .collect();
+        tests.push(holds);
+        doc! { "case": has(&format!("${field}")), "then": all(tests) }
+    };
+    let position = doc! { "$switch": {
+        "branches": [
+            alone(RESUME_TOKEN, is_token()),
+            alone(OPERATION_TIME, is_type("$operationTime", "timestamp")),
+            // Both texts in one branch, so that the server compiles the pattern once: that is what costs.
+            {
+                "case": any([has("$checkpoint"), has("$subscriptionPosition")]),
+                "then": { "$let": {
+                    "vars": { "text": { "$cond": [has("$checkpoint"), "$checkpoint", "$subscriptionPosition"] } },
+                    "in": all([
+                        any([is_missing("$checkpoint"), is_missing("$subscriptionPosition")]),
+                        is_type("$$text", "string"),
+                        any([all([has("$checkpoint"), is_own_position]), is_position_text("$$text")]),
+                    ]),
+                } },
+            },
+        ],
+        "default": true,
+    } };
+    all([any([is_missing("$mongosub"), ours]), position])
+}
+
+fn is_owned_by(ownership: &Ownership) -> Document {
+    all([
+        doc! { "$eq": ["$mongosub.fence", ownership.fence.0] },
+        doc! { "$eq": ["$mongosub.owner", literal(ownership.owner.as_str())] },
+    ])
+}
+
+/// (epoch, position) of what is stored ≤ the new one. A position of another program has no epoch: any one is newer.
+/// Text has no order: any is an advance.
+fn stored_is_not_beyond(epoch: Epoch, position: &Checkpoint) -> Document {
+    let same_epoch = match position {
+        Checkpoint::Text(_) => Bson::Boolean(true),
+        Checkpoint::Token(token) => by_stored(
+            doc! { "$lte": [{ "$toUpper": "$resumeToken._data" }, token.as_str()] },
+            doc! { "$lte": ["$operationTime", literal(token.cluster_time())] },
+        ),
+        Checkpoint::Time(time) => by_stored(
+            // The hex begins with the time, so a token of that time or a later one is not below its first digits.
+            doc! { "$lt": [{ "$toUpper": "$resumeToken._data" }, first_digits(*time)] },
+            doc! { "$lte": ["$operationTime", literal(*time)] },
+        ),
+    };
+    doc! { "$switch": {
+        "branches": [
+            { "case": is_missing("$mongosub.epoch"), "then": true },
+            { "case": { "$lt": ["$mongosub.epoch", epoch.0] }, "then": true },
+            { "case": { "$eq": ["$mongosub.epoch", epoch.0] }, "then": same_epoch },
+        ],
+        "default": false,
+    } }
+}
+
+/// A test by the kind of position that is stored; text and nothing are passed.
+fn by_stored(token: Document, time: Document) -> Bson {
+    doc! { "$switch": {
+        "branches": [
+            { "case": has("$resumeToken"), "then": token },
+            { "case": has("$operationTime"), "then": time },
+        ],
+        "default": true,
+    } }
+    .into()
+}
+
+/// The hex digits that every token of a cluster time begins with.
+fn first_digits(Timestamp { time, increment }: Timestamp) -> String {
+    format!("82{time:08X}{increment:08X}")
+}
+
+/// `{_data}` with the hex of a token; a test of its type comes first, or the string functions would fail.
+fn is_token() -> Document {
+    let data = "$resumeToken._data";
+    doc! { "$cond": [
+        all([is_type("$resumeToken", "object"), is_type(data, "string")]),
+        all([
+            doc! { "$regexMatch": { "input": data, "regex": literal(r"\A82[0-9A-Fa-f]{16,}+\z") } },
+            is_even(doc! { "$strLenBytes": data }),
+        ]),
+        false,
+    ] }
+}
+
+/// A string that `occurrent::position` reads.
+fn is_position_text(path: &str) -> Document {
+    doc! { "$cond": [
+        is_type(path, "string"),
+        { "$let": {
+            "vars": { "found": { "$regexFind": { "input": path, "regex": literal(PATTERN) } } },
+            "in": { "$cond": [
+                is_type("$$found", "object"),
+                // A time has no hex.
+                is_even(doc! { "$strLenBytes": { "$ifNull": [{ "$arrayElemAt": ["$$found.captures", 0] }, ""] } }),
+                false,
+            ] },
+        } },
+        false,
+    ] }
+}
+
+fn is_source() -> Document {
+    let is_text = |field: &str| is_type(&format!("$mongosub.source.{field}"), "string");
+    let is_missing = |field: &str| is_missing(&format!("$mongosub.source.{field}"));
+    let scope = |name: &str| doc! { "$eq": ["$mongosub.source.scope", name] };
+    all([
+        is_type("$mongosub.source", "object"),
+        any([
+            all([scope("collection"), is_text("db"), is_text("collection")]),
+            all([scope("database"), is_text("db")]),
+            scope("deployment"),
+        ]),
+        any([is_missing("collectionUUID"), is_text("collectionUUID")]),
+        any([is_missing("setName"), is_text("setName")]),
+    ])
+}
+
+fn is_kind(path: &str) -> Document {
+    let kinds = [Kind::Start, Kind::Event, Kind::Quiet, Kind::Invalidate].map(Kind::as_str);
+    doc! { "$in": [path, kinds.to_vec()] }
+}
+
+fn is_number(path: &str) -> Document {
+    all([is_type_in(path, &["int", "long"]), doc! { "$gte": [path, 0_i64] }, doc! { "$lte": [path, LARGEST] }])
+}
+
+fn is_even(number: Document) -> Document {
+    doc! { "$eq": [{ "$mod": [number, 2] }, 0] }
+}
+
+fn has(path: &str) -> Document {
+    doc! { "$ne": [{ "$type": path }, "missing"] }
+}
+
+fn is_missing(path: &str) -> Document {
+    is_type(path, "missing")
+}
+
+fn is_type(path: &str, kind: &str) -> Document {
+    doc! { "$eq": [{ "$type": path }, kind] }
+}
+
+fn is_type_in(path: &str, kinds: &[&str]) -> Document {
+    doc! { "$in": [{ "$type": path }, kinds.to_vec()] }
+}
+
+fn all(tests: impl IntoIterator<Item = Document>) -> Document {
+    doc! { "$and": tests.into_iter().collect::<Vec<_>>() }
+}
+
+fn any(tests: impl IntoIterator<Item = Document>) -> Document {
+    doc! { "$or": tests.into_iter().collect::<Vec<_>>() }
+}
+
+fn literal(value: impl Into<Bson>) -> Document {
+    doc! { "$literal": value.into() }
+}
+
+/// A document without some of its fields. (`$$REMOVE` inside `$mergeObjects` removes nothing.)
+fn without(document: &str, fields: &[&str]) -> Document {
+    doc! { "$arrayToObject": { "$filter": {
+        "input": { "$objectToArray": document },
+        "cond": { "$not": [{ "$in": ["$$this.k", fields.to_vec()] }] },
+    } } }
+}
+
+fn replace_if(accepted: Vec<Document>, record: Document) -> Document {
+    doc! { "$replaceWith": { "$cond": [all(accepted), record, "$$ROOT"] } }
+}

@@ -1,0 +1,169 @@
+//! A small storage that can be broken in one way at a time.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use mongosub::bson::DateTime;
+use mongosub::{
+    CheckpointStorage, Claim, ClaimOutcome, Epoch, Fence, Kind, Owner, Ownership, Record, Save, SaveOutcome,
+    StorageError, SubscriptionId,
+};
+
+/// What is wrong with it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Fault {
+    /// It answers that all is well, and stores nothing.
+    DoesNothing,
+    /// Anybody saves.
+    ForgetsTheFence,
+    /// Whoever has the fence saves.
+    ForgetsTheOwner,
+    /// Any position is stored.
+    GoesBackwards,
+    /// Positions are compared across epochs.
+    ForgetsTheEpoch,
+    /// A save makes the record.
+    UpsertsOnSave,
+    /// An owner deletes another one's record.
+    DeletesForAnybody,
+    /// With the record goes the memory of its fence.
+    CountsAnewAfterADelete,
+    /// A claim overwrites the stored position with its start.
+    LastStartWins,
+    /// A claim leaves `clean` set.
+    KeepsClean,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Broken {
+    fault: Option<Fault>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    records: BTreeMap<SubscriptionId, Record>,
+    /// Counts claims, and serves as the clock too.
+    count: i64,
+}
+
+impl Broken {
+    pub(super) fn new(fault: Option<Fault>) -> Self {
+        Self { fault, state: Arc::default() }
+    }
+
+    fn is(&self, fault: Fault) -> bool {
+        self.fault == Some(fault)
+    }
+}
+
+fn owner_of(record: &Record) -> Option<Owner> {
+    record.ownership.as_ref().map(|ownership| ownership.owner.clone())
+}
+
+impl CheckpointStorage for Broken {
+    async fn read(&self, id: &SubscriptionId) -> Result<Option<Record>, StorageError> {
+        Ok(self.state.lock().unwrap().records.get(id).cloned())
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<ClaimOutcome, StorageError> {
+        let State { records, count } = &mut *self.state.lock().unwrap();
+        *count += 1;
+        let ownership = Ownership { fence: Fence(*count), owner: claim.owner.clone() };
+        if self.is(Fault::DoesNothing) {
+            let mut record = Record::empty(claim.id.clone());
+            record.ownership = Some(ownership);
+            return Ok(ClaimOutcome::Claimed(record));
+        }
+        if let Some(expected) = &claim.expect {
+            let Some(record) = records.get(&claim.id) else { return Ok(ClaimOutcome::Gone) };
+            if owner_of(record).as_ref() == Some(&claim.owner) {
+                return Ok(ClaimOutcome::Claimed(record.clone()));
+            }
+            if record.ownership.as_ref() != Some(expected) {
+                return Ok(ClaimOutcome::Superseded { owner: owner_of(record), since: record.claimed_at });
+            }
+        }
+        let record = records.entry(claim.id.clone()).or_insert_with(|| Record::empty(claim.id.clone()));
+        record.ownership = Some(ownership);
+        record.claimed_at = Some(DateTime::from_millis(*count));
+        record.clean &= self.is(Fault::KeepsClean);
+        if let Some(start) = &claim.start
+            && (record.position.is_none() || self.is(Fault::LastStartWins))
+        {
+            record.position = Some(start.position.clone());
+            record.kind = Some(Kind::Start);
+            record.epoch = Some(Epoch(*count));
+            record.cluster_time = start.position.cluster_time();
+            record.saved_at = record.claimed_at;
+            record.pipeline.clone_from(&start.pipeline);
+            record.source.clone_from(&start.source);
+        }
+        Ok(ClaimOutcome::Claimed(record.clone()))
+    }
+
+    async fn save(&self, save: &Save) -> Result<SaveOutcome, StorageError> {
+        let State { records, count } = &mut *self.state.lock().unwrap();
+        let at = Some(DateTime::from_millis(*count));
+        if self.is(Fault::DoesNothing) {
+            return Ok(SaveOutcome::Saved { at });
+        }
+        if self.is(Fault::UpsertsOnSave) {
+            records.entry(save.id.clone()).or_insert_with(|| {
+                let mut record = Record::empty(save.id.clone());
+                record.ownership = Some(save.ownership.clone());
+                record
+            });
+        }
+        let Some(record) = records.get_mut(&save.id) else { return Ok(SaveOutcome::Gone) };
+        let may = match self.fault {
+            Some(Fault::ForgetsTheFence) => true,
+            Some(Fault::ForgetsTheOwner) => record.ownership.as_ref().is_some_and(|own| own.fence == save.fence()),
+            _ => record.ownership.as_ref() == Some(&save.ownership),
+        };
+        if !may {
+            return Ok(SaveOutcome::Superseded { owner: owner_of(record), since: record.claimed_at });
+        }
+        let forward = |stored: &Record| {
+            stored
+                .position
+                .as_ref()
+                .is_none_or(|position| position.position_cmp(&save.position).is_none_or(std::cmp::Ordering::is_le))
+        };
+        let ahead = match record.epoch {
+            _ if self.is(Fault::GoesBackwards) => true,
+            Some(epoch) if epoch == save.epoch || self.is(Fault::ForgetsTheEpoch) => forward(record),
+            Some(epoch) => epoch < save.epoch,
+            None => true,
+        };
+        if !ahead {
+            return Ok(SaveOutcome::NotAhead);
+        }
+        record.position = Some(save.position.clone());
+        record.kind = Some(save.kind);
+        record.epoch = Some(save.epoch);
+        record.cluster_time = save.position.cluster_time();
+        record.saved_at = at;
+        record.pipeline.clone_from(&save.pipeline);
+        record.source.clone_from(&save.source);
+        record.clean = save.clean;
+        Ok(SaveOutcome::Saved { at })
+    }
+
+    async fn delete(&self, id: &SubscriptionId, owner: Option<&Ownership>) -> Result<bool, StorageError> {
+        let State { records, count } = &mut *self.state.lock().unwrap();
+        let Some(record) = records.get(id) else { return Ok(false) };
+        if owner.is_some() && record.ownership.as_ref() != owner && !self.is(Fault::DeletesForAnybody) {
+            return Ok(false);
+        }
+        records.remove(id);
+        if self.is(Fault::CountsAnewAfterADelete) {
+            *count = 0;
+        }
+        Ok(true)
+    }
+
+    async fn list(&self) -> Result<Vec<String>, StorageError> {
+        Ok(self.state.lock().unwrap().records.keys().map(ToString::to_string).collect())
+    }
+}

@@ -1,0 +1,121 @@
+//! One `mongod`, wherever it runs, on a port that stays its own through every restart.
+
+use std::{
+    collections::HashSet,
+    net::{Ipv4Addr, TcpListener},
+    sync::{LazyLock, Mutex, PoisonError},
+};
+
+use super::{
+    choice::{Launcher, choice},
+    container::Container,
+    options::Options,
+    process::Process,
+};
+
+const TRIES: u32 = 5;
+
+pub struct Node {
+    port: u16,
+    host: Host,
+}
+
+enum Host {
+    Container(Box<Container>),
+    Process(Process),
+}
+
+impl Node {
+    /// Returns when the server listens. It is no replica set yet.
+    pub async fn start(options: &Options, set: &str) -> anyhow::Result<Self> {
+        let mut tries = 1;
+        loop {
+            // Between the look at the port and the server's own, somebody else may take it.
+            let port = free_port();
+            let arguments = options.arguments(port, set);
+            let host = match choice().launcher {
+                Launcher::Container => Container::start(arguments, options.needs_key())
+                    .await
+                    .map(|container| Host::Container(Box::new(container))),
+                Launcher::Process => Process::start(arguments, options.needs_key(), port).await.map(Host::Process),
+            };
+            match host {
+                Ok(host) => return Ok(Self { port, host }),
+                Err(error) if tries == TRIES => return Err(error),
+                Err(error) => eprintln!("starting a server once more: {error:#}"),
+            }
+            tries += 1;
+        }
+    }
+
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The container's id or the process's.
+    pub fn id(&self) -> String {
+        match &self.host {
+            Host::Container(container) => container.id().to_owned(),
+            Host::Process(process) => process.id().to_string(),
+        }
+    }
+
+    /// SIGKILL; returns when the server is gone.
+    pub async fn kill(&self) -> anyhow::Result<()> {
+        match &self.host {
+            Host::Container(container) => container.kill().await,
+            Host::Process(process) => process.kill().await,
+        }
+    }
+
+    /// Waits for an end that somebody has asked the server for.
+    pub async fn ended(&self) {
+        match &self.host {
+            Host::Container(container) => container.ended().await,
+            Host::Process(process) => process.ended().await,
+        }
+    }
+
+    /// On the same data and the same port, after `kill` or an end. Does not wait until the server listens.
+    pub async fn start_again(&self) -> anyhow::Result<()> {
+        match &self.host {
+            Host::Container(container) => container.start_again().await,
+            Host::Process(process) => process.start_again(),
+        }
+    }
+
+    /// Freezes the server: its connections stay open and nothing answers.
+    pub async fn pause(&self) -> anyhow::Result<()> {
+        match &self.host {
+            Host::Container(container) => container.pause().await,
+            Host::Process(process) => process.pause(),
+        }
+    }
+
+    pub async fn unpause(&self) -> anyhow::Result<()> {
+        match &self.host {
+            Host::Container(container) => container.unpause().await,
+            Host::Process(process) => process.unpause(),
+        }
+    }
+
+    pub async fn remove(self) -> anyhow::Result<()> {
+        match self.host {
+            Host::Container(container) => container.remove().await,
+            Host::Process(process) => process.remove().await,
+        }
+    }
+}
+
+/// Below the range that systems take ports for outgoing connections from, so that none of those takes a port of a server
+/// which is down for a moment. Never the same one twice in a process.
+fn free_port() -> u16 {
+    static TAKEN: LazyLock<Mutex<HashSet<u16>>> = LazyLock::new(Mutex::default);
+    loop {
+        let port = fastrand::u16(20_000..32_000);
+        let fresh = TAKEN.lock().unwrap_or_else(PoisonError::into_inner).insert(port);
+        if fresh && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return port;
+        }
+    }
+}

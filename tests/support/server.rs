@@ -1,0 +1,312 @@
+//! A deployment to test against: a replica set of one node or more, or a standalone server.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use futures::future::try_join_all;
+use mongodb::{
+    Client, Database,
+    bson::{Bson, Document, doc},
+    error::ErrorKind,
+    options::{Acknowledgment, ClientOptions, WriteConcern},
+};
+use tokio::sync::{Mutex, OnceCell, OwnedMutexGuard};
+
+use super::{
+    background,
+    node::Node,
+    options::{ADMIN, Options, User, WRITER},
+    run,
+    wait::{wait_for, wait_until},
+};
+
+const READY_WITHIN: Duration = Duration::from_secs(60);
+const SETTINGS: &str = "heartbeatFrequencyMS=500&connectTimeoutMS=2000&serverSelectionTimeoutMS=10000&w=majority";
+
+/// A cheap clone. One that is our own and not shared is removed with its last clone.
+#[derive(Clone)]
+pub struct Server(Arc<Inner>);
+
+struct Inner {
+    uri: Uri,
+    nodes: Vec<Node>,
+    options: Options,
+    shared: bool,
+    /// For the fixture's own commands; lives on the background runtime.
+    admin: OnceCell<Client>,
+    /// A fail point is one per server: whoever sets one holds its lock.
+    fail_points: Mutex<HashMap<String, Arc<Mutex<()>>>>,
+}
+
+enum Uri {
+    Given(String),
+    Own { hosts: String, set: Option<String> },
+}
+
+impl Server {
+    /// A server of the test's own, which it may break.
+    ///
+    /// # Panics
+    ///
+    /// When it does not start.
+    pub async fn own(options: Options) -> Self {
+        Self::launch(options, false).await.expect("a server of the test's own")
+    }
+
+    /// Starts a server and waits until it takes writes.
+    pub async fn launch(options: Options, shared: bool) -> anyhow::Result<Self> {
+        background::run(async move {
+            static COUNT: AtomicU32 = AtomicU32::new(0);
+            let set = format!("rs{}", COUNT.fetch_add(1, Ordering::Relaxed));
+            let nodes = try_join_all((0..options.nodes).map(|_| Node::start(&options, &set))).await?;
+            let hosts = nodes.iter().map(Node::address).collect::<Vec<_>>();
+            if !options.standalone {
+                initiate(&hosts, &set).await?;
+            }
+            let primary = writable(&hosts).await?;
+            if options.auth {
+                add_first_users(primary).await?;
+            }
+            let set = (!options.standalone).then_some(set);
+            let server = Self::new(Uri::Own { hosts: hosts.join(","), set }, nodes, options, shared);
+            server.ready().await;
+            server.complete().await;
+            Ok(server)
+        })
+        .await
+    }
+
+    /// The server that `MONGOSUB_TEST_SERVER` names.
+    pub async fn given(uri: &str) -> anyhow::Result<Self> {
+        let server = Self::new(Uri::Given(uri.to_owned()), Vec::new(), Options::default(), true);
+        let hello = server.admin_command(doc! { "hello": 1 }).await.context("the server of MONGOSUB_TEST_SERVER")?;
+        if !hello.contains_key("setName") {
+            bail!("the server of MONGOSUB_TEST_SERVER is not a member of a replica set, so it has no change streams");
+        }
+        run::current().databases_on(uri);
+        Ok(server)
+    }
+
+    fn new(uri: Uri, nodes: Vec<Node>, options: Options, shared: bool) -> Self {
+        let (admin, fail_points) = (OnceCell::new(), Mutex::default());
+        Self(Arc::new(Inner { uri, nodes, options, shared, admin, fail_points }))
+    }
+
+    /// With the settings of `client`, and with auth as `ADMIN`. For child processes and the command.
+    pub fn uri(&self) -> String {
+        self.uri_as(ADMIN)
+    }
+
+    pub fn uri_as(&self, user: User) -> String {
+        match &self.0.uri {
+            Uri::Given(uri) => uri.clone(),
+            Uri::Own { hosts, set } => {
+                let (user, source) = if self.0.options.auth {
+                    (format!("{}:{}@", user.name, user.password), "&authSource=admin")
+                } else {
+                    (String::new(), "")
+                };
+                let how = set.as_ref().map_or("directConnection=true".into(), |set| format!("replicaSet={set}"));
+                format!("mongodb://{user}{hosts}/?{how}&{SETTINGS}{source}")
+            }
+        }
+    }
+
+    /// `host:port` of every node.
+    pub fn addresses(&self) -> Vec<String> {
+        self.0.nodes.iter().map(Node::address).collect()
+    }
+
+    /// Container or process ids of the nodes.
+    pub fn ids(&self) -> Vec<String> {
+        self.0.nodes.iter().map(Node::id).collect()
+    }
+
+    /// What `client` is made with: majority writes, and a dead server is noticed within two seconds.
+    pub async fn client_options(&self) -> ClientOptions {
+        self.client_options_as(ADMIN).await
+    }
+
+    pub async fn client_options_as(&self, user: User) -> ClientOptions {
+        let mut options = ClientOptions::parse(self.uri_as(user)).await.expect("the server's URI");
+        options.heartbeat_freq.get_or_insert(Duration::from_millis(500));
+        options.connect_timeout.get_or_insert(Duration::from_secs(2));
+        options.server_selection_timeout.get_or_insert(Duration::from_secs(10));
+        options.write_concern.get_or_insert(WriteConcern::builder().w(Acknowledgment::Majority).build());
+        options.max_pool_size.get_or_insert(64);
+        options
+    }
+
+    /// A client that belongs to the caller's runtime.
+    pub async fn client(&self) -> Client {
+        Client::with_options(self.client_options().await).expect("the options of a client")
+    }
+
+    pub async fn client_as(&self, user: User) -> Client {
+        Client::with_options(self.client_options_as(user).await).expect("the options of a client")
+    }
+
+    /// With an `appName`, for fail points that are to hit this client alone.
+    pub async fn client_named(&self, app_name: &str) -> Client {
+        let mut options = self.client_options().await;
+        options.app_name = Some(app_name.into());
+        Client::with_options(options).expect("the options of a client")
+    }
+
+    /// A database that no other test has, by a new client.
+    pub async fn fresh_database(&self) -> Database {
+        self.client().await.database(&run::current().database_name())
+    }
+
+    /// Adds a user with the given roles, for instance `[{role: "read", db: "x"}]`.
+    pub async fn add_user(&self, user: User, roles: Vec<Document>) {
+        let create = doc! { "createUser": user.name, "pwd": user.password, "roles": roles };
+        self.admin_command(create).await.expect("a new user");
+    }
+
+    /// A command to database `admin`, as `ADMIN`, by a client that no fail point with an `appName` hits.
+    pub async fn admin_command(&self, command: Document) -> mongodb::error::Result<Document> {
+        self.with_admin(move |client| async move { client.database("admin").run_command(command).await }).await
+    }
+
+    /// Runs something with the fixture's own client.
+    pub(super) async fn with_admin<T, F, Fut>(&self, work: F) -> T
+    where
+        T: Send + 'static,
+        F: FnOnce(Client) -> Fut + Send + 'static,
+        Fut: Future<Output = T> + Send + 'static,
+    {
+        let server = self.clone();
+        background::run(async move { work(server.0.admin.get_or_init(|| server.client()).await.clone()).await }).await
+    }
+
+    pub(super) async fn hold_fail_point(&self, name: &str) -> OwnedMutexGuard<()> {
+        let lock = self.0.fail_points.lock().await.entry(name.to_owned()).or_default().clone();
+        tokio::time::timeout(READY_WITHIN, lock.lock_owned()).await.unwrap_or_else(|_| {
+            panic!("fail point {name} is still set by another test, or by this one: use FailPoint::again")
+        })
+    }
+
+    /// A node to break. Only of a server of the test's own.
+    pub(super) fn node(&self, number: usize) -> &Node {
+        assert!(!self.0.shared, "this server is shared with other tests; break one of your own: Server::own");
+        &self.0.nodes[number]
+    }
+
+    /// Runs something with a node on the runtime that its container belongs to.
+    pub(super) async fn with_node<Fut>(&self, number: usize, work: impl FnOnce(Self) -> Fut)
+    where
+        Fut: Future<Output = anyhow::Result<()>> + Send + 'static,
+    {
+        self.node(number);
+        background::run(work(self.clone())).await.expect("the server does what it is told");
+    }
+
+    /// Returns when the server takes writes.
+    pub async fn ready(&self) {
+        let server = self.clone();
+        background::run(async move {
+            let admin = server.0.admin.get_or_init(|| server.client()).await.database("admin");
+            wait_until("the server takes writes", READY_WITHIN, || takes_writes(&admin)).await;
+        })
+        .await;
+    }
+}
+
+impl Server {
+    /// Returns when every node takes part. One that is still copying the data cannot replace a primary.
+    pub async fn complete(&self) {
+        if self.0.nodes.len() < 2 {
+            return;
+        }
+        wait_until("every node is primary or secondary", READY_WITHIN, || async {
+            let status = self.admin_command(doc! { "replSetGetStatus": 1 }).await;
+            let members = status.ok().and_then(|mut status| match status.remove("members") {
+                Some(Bson::Array(members)) => Some(members),
+                _ => None,
+            });
+            let state = |member: &Bson| member.as_document().and_then(|member| member.get_i32("state").ok());
+            members.is_some_and(|members| members.iter().all(|member| matches!(state(member), Some(1 | 2))))
+        })
+        .await;
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let admin = self.admin.take();
+        let nodes = std::mem::take(&mut self.nodes);
+        // What fails here, the guard does.
+        background::spawn(async move {
+            drop(admin);
+            for node in nodes {
+                let _ = node.remove().await;
+            }
+        });
+    }
+}
+
+/// A client for a node that is not a member of anything yet.
+async fn direct(address: &str) -> mongodb::error::Result<Client> {
+    Client::with_uri_str(format!("mongodb://{address}/?directConnection=true&{SETTINGS}")).await
+}
+
+async fn initiate(hosts: &[String], set: &str) -> anyhow::Result<()> {
+    let members: Vec<_> = (0..).zip(hosts).map(|(id, host): (i32, _)| doc! { "_id": id, "host": host }).collect();
+    let configuration = doc! {
+        "_id": set,
+        "members": members,
+        "settings": { "electionTimeoutMillis": 1000, "heartbeatIntervalMillis": 200 },
+    };
+    direct(&hosts[0]).await?.database("admin").run_command(doc! { "replSetInitiate": configuration }).await?;
+    Ok(())
+}
+
+/// The address of the node that takes writes, once there is one.
+async fn writable(hosts: &[String]) -> anyhow::Result<&String> {
+    // Other clients than before: those have seen the nodes when they were nothing, and look again only later.
+    let mut clients = Vec::new();
+    for host in hosts {
+        clients.push((host, direct(host).await?.database("admin")));
+    }
+    let clients = &clients;
+    let writable = wait_for("a node takes writes", READY_WITHIN, || async move {
+        for (host, admin) in clients {
+            if takes_writes(admin).await {
+                return Some(*host);
+            }
+        }
+        None
+    });
+    Ok(writable.await)
+}
+
+async fn takes_writes(admin: &Database) -> bool {
+    let hello = admin.run_command(doc! { "hello": 1 }).await;
+    hello.is_ok_and(|hello| hello.get_bool("isWritablePrimary").unwrap_or(false))
+}
+
+/// By the localhost exception: as long as there is no user, whoever comes from the same machine may make the first one.
+async fn add_first_users(primary: &str) -> anyhow::Result<()> {
+    let create = |user: User, role: &str| doc! { "createUser": user.name, "pwd": user.password, "roles": [role] };
+    direct(primary).await?.database("admin").run_command(create(ADMIN, "root")).await?;
+    let User { name, password } = ADMIN;
+    let uri = format!("mongodb://{name}:{password}@{primary}/?authSource=admin&directConnection=true&{SETTINGS}");
+    Client::with_uri_str(uri).await?.database("admin").run_command(create(WRITER, "readWriteAnyDatabase")).await?;
+    Ok(())
+}
+
+/// The code of a refused command.
+pub fn code(error: &mongodb::error::Error) -> Option<i32> {
+    match error.kind.as_ref() {
+        ErrorKind::Command(command) => Some(command.code),
+        _ => None,
+    }
+}
