@@ -20,7 +20,8 @@ pub struct Delivery {
     /// Which attempt this is; 1 is the first. An attempt is counted by this run: a restart begins at 1 again.
     pub attempt: u32,
     /// Whether the handler may have seen this event before: `attempt > 1`, or up to the deployment's present at the
-    /// start of a run that did not follow a clean end. Never false for a real repeat, often true for none.
+    /// start of a run that did not follow a clean end. Often true for none; false for a repeat only beside an owner that
+    /// has been superseded and does not know it yet, at most ten seconds and its event in hand.
     pub may_be_repeat: bool,
     context: Arc<Context>,
 }

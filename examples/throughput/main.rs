@@ -84,10 +84,6 @@ async fn replay(feed: &Feed, name: &str, figures: &mut Figures) -> anyhow::Resul
             figures.take(format!("cpu_{name}_{}", $way), micros, "us/event");
         }};
     }
-    if std::env::var_os("ONLY_DURABLE").is_some() {
-        way!("durable", feed, ways::durable(feed, SaveMode::WriteBehind, false));
-        return Ok(());
-    }
     way!("reader", feed, ways::reader(feed));
     way!("raw", feed, ways::raw(feed));
     way!("durable", feed, ways::durable(feed, SaveMode::WriteBehind, false));

@@ -44,14 +44,14 @@ pub async fn durable(feed: &Feed, mode: SaveMode, decode: bool) -> anyhow::Resul
         MongoCheckpointStorage::new(&checkpoints),
     );
     let (left, done) = (Arc::new(AtomicU64::new(feed.events)), Arc::new(Notify::new()));
-    let (handled, last) = (left.clone(), done.clone());
+    let (remaining, last) = (left, done.clone());
     let handler = move |delivery: Delivery| {
         let decoded = if decode {
             delivery.event.full_document::<Document>().map(|document| document.map_or(0, |document| document.len()))
         } else {
             delivery.event.cluster_time().map(|time| time.increment as usize)
         };
-        if handled.fetch_sub(1, Ordering::Relaxed) == 1 {
+        if remaining.fetch_sub(1, Ordering::Relaxed) == 1 {
             last.notify_one();
         }
         async move {

@@ -179,7 +179,7 @@ impl<M: SubscriptionModel> Deliver<M> {
     async fn event(&mut self, event: ChangeEvent, position: Checkpoint, context: &Arc<Context>) -> Result<(), Ended> {
         let seq = self.desk.read_event(position.clone(), kind_of(&position));
         self.taken = Some(position.clone());
-        let is_new = is_beyond(&position, &self.counted);
+        let is_new = is_beyond(&position, self.counted.as_ref());
         self.counted = Some(position.clone());
         self.board.count(|status| {
             status.events += u64::from(is_new);
@@ -189,7 +189,7 @@ impl<M: SubscriptionModel> Deliver<M> {
         let may_be_repeat = self.maybe_seen.covers(&position);
         trace!(subscription = %self.id, %position, "delivering");
         self.desk.hand_out(position.clone());
-        let is_new = is_beyond(&position, &self.handed_out);
+        let is_new = is_beyond(&position, self.handed_out.as_ref());
         self.handed_out = Some(position.clone());
         self.board.count(|status| {
             status.delivered += u64::from(is_new);
@@ -314,6 +314,6 @@ impl<M: SubscriptionModel> Deliver<M> {
     }
 }
 
-fn is_beyond(position: &Checkpoint, last: &Option<Checkpoint>) -> bool {
-    last.as_ref().is_none_or(|last| position.is_beyond(last))
+fn is_beyond(position: &Checkpoint, last: Option<&Checkpoint>) -> bool {
+    last.is_none_or(|last| position.is_beyond(last))
 }

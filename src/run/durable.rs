@@ -106,17 +106,17 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             _ => None,
         };
         match (command, stalled) {
-            (Command::Pause(reply), Some(error)) => self.answer(None, reply, Err(error)),
+            (Command::Pause(reply) | Command::CaughtUp(reply), Some(error)) => self.answer(None, reply, Err(error)),
             (Command::Pause(reply), None) => {
                 let ended = self.reach(Goal::Pause).await;
                 let paused = self.verdict(ended.as_ref()).map(|_| ());
-                self.answer(ended, reply, paused)
+                self.answer(ended.as_ref(), reply, paused)
             }
             (Command::Resume(reply), _) => self.resume(reply).await,
             (Command::Shutdown(reply), _) => {
                 let ended = self.reach(Goal::Stop(Reason::Requested)).await;
                 let saved = self.verdict(ended.as_ref());
-                self.answer(ended, reply, saved)
+                self.answer(ended.as_ref(), reply, saved)
             }
             (Command::Cancel(reply), _) => {
                 let ended = self.reach(Goal::Cancel).await;
@@ -124,7 +124,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
                     Some(Reason::Requested) => self.delete().await,
                     _ => self.verdict(ended.as_ref()).map(|_| ()),
                 };
-                self.answer(ended, reply, deleted)
+                self.answer(ended.as_ref(), reply, deleted)
             }
             (Command::Drained(reply), Some(error)) => self.answer(None, reply, Err(error)),
             (Command::Drained(reply), None) => {
@@ -135,7 +135,6 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
                 self.core.waiters.drained(target, reply);
                 false
             }
-            (Command::CaughtUp(reply), Some(error)) => self.answer(None, reply, Err(error)),
             (Command::CaughtUp(reply), None) => {
                 self.core.ask_head(self.model.clone(), reply);
                 false
@@ -145,8 +144,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
 
     /// Ends the run, if it is to end, and answers behind that: who is answered finds the id free. Answers whether the
     /// run has ended.
-    fn answer<T>(&mut self, ended: Option<Reason>, reply: Reply<T>, answer: Result<T, SubscriptionError>) -> bool {
-        if let Some(reason) = &ended {
+    fn answer<T>(&mut self, ended: Option<&Reason>, reply: Reply<T>, answer: Result<T, SubscriptionError>) -> bool {
+        if let Some(reason) = ended {
             self.end(reason);
         }
         // Who asked may have gone; then nobody needs the answer.
@@ -175,7 +174,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             self.core.saver.freeze();
             let ended = self.reach(Goal::Stop(reason.clone())).await;
             let error = self.ended(reason);
-            return self.answer(ended, reply, Err(error));
+            return self.answer(ended.as_ref(), reply, Err(error));
         }
         self.core.saver.thaw();
         self.core.board.set(|conditions| conditions.phase = Phase::Starting);

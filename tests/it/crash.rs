@@ -46,6 +46,9 @@ impl Cut {
     }
 }
 
+/// The calls of one run, each with whether it was marked as a possible repeat.
+type Began = Vec<(Checkpoint, bool)>;
+
 /// What outlives every run.
 #[derive(Clone)]
 struct Outside {
@@ -56,7 +59,7 @@ struct Outside {
     /// How much of the script is pushed.
     script: Arc<Mutex<usize>>,
     /// Every call of the handler, by its run: when it began, and when it was about to answer `Ok`.
-    began: Arc<Mutex<Vec<Vec<(Checkpoint, bool)>>>>,
+    began: Arc<Mutex<Vec<Began>>>,
     finished: Arc<Mutex<Vec<Checkpoint>>>,
     /// The last save that was answered to its run.
     answered: Arc<Mutex<Option<Checkpoint>>>,

@@ -172,7 +172,11 @@ impl Play {
                 self.start_again().await;
             }
             Step::Crash => {
-                self.superseded.clear();
+                let gone: Vec<_> = self.superseded.drain(..).map(|(_, old)| old.watch()).collect();
+                for mut status in gone {
+                    // One that knows already finishes the event in hand first.
+                    status.wait_for(|status| matches!(status.state, State::Stopped(_))).await.unwrap();
+                }
                 self.crash().await;
                 self.shared.unmarked.lock().unwrap().clear();
             }

@@ -84,7 +84,7 @@ async fn caught_up_and_drained_answer_when_their_place_is_reached() {
         .save_mode(SaveMode::WriteThrough)
         .await;
     let subscription = subscription.unwrap();
-    let last = (1..=10).map(|key| world.model.push(memory::insert(key, doc! {}))).last().unwrap();
+    let last = world.inserts(1..=10).pop().unwrap();
     subscription.caught_up().await.unwrap();
     assert_eq!(world.seen.keys().len(), 10);
     assert_ne!(world.stored().await.as_ref(), Some(&last));

@@ -156,7 +156,10 @@ async fn no_quiet_position_is_stored_while_an_event_before_it_is_unsettled() {
     let (subscription, hold) = world.subscribe_held().await;
     let start = world.stored().await;
     world.insert(1);
-    let quiet = (0..10).map(|_| world.model.push_quiet()).last().unwrap();
+    let mut quiet = world.model.push_quiet();
+    for _ in 0..9 {
+        quiet = world.model.push_quiet();
+    }
     seconds(600).await;
     assert!(world.storage.sent().is_empty());
     assert_eq!(world.stored().await, start);

@@ -214,7 +214,7 @@ async fn write_behind_writes_are_at_least_ten_milliseconds_apart() {
     });
     let subscription = world.subscriptions.subscribe(ID, handler).await.unwrap();
     let begun = Instant::now();
-    let last = (1..=100).map(|key| world.insert(key)).last().unwrap();
+    let last = world.inserts(1..=100).pop().unwrap();
     until_saved(&subscription, &last).await;
     let sent = world.storage.sent_ms(begun);
     assert!(sent.windows(2).all(|pair| pair[1] - pair[0] >= 10), "{sent:?}");

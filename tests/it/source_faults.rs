@@ -154,7 +154,7 @@ async fn a_handler_at_work_does_not_hide_that_the_source_is_reopening() {
 async fn a_finite_feed_ends_with_everything_stored() {
     let world = World::new();
     let subscription = world.action().save_every(100).await.unwrap();
-    let last = (1..=5).map(|key| world.insert(key)).last().unwrap();
+    let last = world.inserts(1..=5).pop().unwrap();
     world.model.end();
     let status = until_reason(&subscription, "stopped", "ended").await;
     assert_eq!((status.settled, status.state.reason().unwrap().exit_code()), (5, 0));

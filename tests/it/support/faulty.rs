@@ -119,11 +119,6 @@ impl FaultyStorage {
         script.namespaces = namespaces;
     }
 
-    /// What is to hang, hangs again.
-    pub fn hold(&self) {
-        self.hanging.send_replace(true);
-    }
-
     /// The saves sent so far.
     pub fn sent(&self) -> Vec<Saved> {
         self.script().sent.clone()

@@ -14,7 +14,6 @@ use mongosub::{
     Checkpoint, CheckpointStorage, DurableSubscriptions, Epoch, Fence, Fingerprint, Kind, Namespace, Owner, Ownership,
     Plan, Record, Scope, Source, State, Status, Subscribe, Subscription, SubscriptionId, SubscriptionModel,
 };
-
 use tokio::time::Instant;
 
 pub use faulty::{Fault, FaultyStorage, unavailable};
@@ -80,6 +79,11 @@ impl World {
             }
         });
         self.subscriptions.subscribe(ID, handler)
+    }
+
+    /// Pushes an insert under each of these keys.
+    pub fn inserts(&self, keys: std::ops::RangeInclusive<i32>) -> Vec<Checkpoint> {
+        keys.map(|key| self.insert(key)).collect()
     }
 
     /// Pushes an insert under this key.
