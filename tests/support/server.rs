@@ -13,7 +13,7 @@ use anyhow::{Context as _, bail};
 use futures::future::try_join_all;
 use mongodb::{
     Client, Database,
-    bson::{Bson, Document, doc},
+    bson::{Bson, Document, Timestamp, doc},
     error::ErrorKind,
     options::{Acknowledgment, ClientOptions, WriteConcern},
 };
@@ -221,22 +221,30 @@ impl Server {
 }
 
 impl Server {
-    /// Returns when every node takes part. One that is still copying the data cannot replace a primary.
+    /// Returns when every node takes part, and what was written until then is majority-committed: a node that is still
+    /// copying the data cannot replace a primary, and one that has just copied it has no oplog of earlier times.
     pub async fn complete(&self) {
         if self.0.nodes.len() < 2 {
             return;
         }
-        wait_until("every node is primary or secondary", READY_WITHIN, || async {
-            let status = self.admin_command(doc! { "replSetGetStatus": 1 }).await;
-            let members = status.ok().and_then(|mut status| match status.remove("members") {
-                Some(Bson::Array(members)) => Some(members),
-                _ => None,
-            });
+        let status = || async { self.admin_command(doc! { "replSetGetStatus": 1 }).await.ok() };
+        let applied = wait_for("every node is primary or secondary", READY_WITHIN, || async {
+            let status = status().await?;
             let state = |member: &Bson| member.as_document().and_then(|member| member.get_i32("state").ok());
-            members.is_some_and(|members| members.iter().all(|member| matches!(state(member), Some(1 | 2))))
+            let all = status.get_array("members").ok()?.iter().all(|member| matches!(state(member), Some(1 | 2)));
+            all.then(|| optime(&status, "appliedOpTime")).flatten()
+        })
+        .await;
+        wait_until("what was written is majority-committed", READY_WITHIN, || async {
+            status().await.and_then(|status| optime(&status, "lastCommittedOpTime")).is_some_and(|at| at >= applied)
         })
         .await;
     }
+}
+
+/// A time in the reply to `replSetGetStatus`.
+fn optime(status: &Document, name: &str) -> Option<Timestamp> {
+    status.get_document("optimes").ok()?.get_document(name).ok()?.get_timestamp("ts").ok()
 }
 
 impl Drop for Inner {
