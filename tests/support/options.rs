@@ -24,6 +24,8 @@ pub struct Options {
     pub oplog_megabytes: u32,
     pub syncdelay_seconds: Option<u32>,
     pub noop_seconds: u32,
+    /// What the server keeps in memory.
+    pub cache_megabytes: u32,
     pub parameters: Vec<(String, String)>,
 }
 
@@ -36,6 +38,7 @@ impl Default for Options {
             oplog_megabytes: 16,
             syncdelay_seconds: None,
             noop_seconds: 1,
+            cache_megabytes: 256,
             parameters: Vec::new(),
         }
     }
@@ -73,12 +76,12 @@ impl Options {
         let mut arguments: Vec<String> = [
             "--bind_ip=127.0.0.1",
             "--nounixsocket",
-            "--wiredTigerCacheSizeGB=0.25",
             "--wiredTigerEngineConfigString=log=(file_max=8MB,prealloc=false)",
         ]
         .map(Into::into)
         .into();
         arguments.push(format!("--port={port}"));
+        arguments.push(format!("--wiredTigerCacheSizeGB={}", f64::from(self.cache_megabytes) / 1024.0));
         if let Some(seconds) = self.syncdelay_seconds {
             arguments.push(format!("--syncdelay={seconds}"));
         }
