@@ -84,17 +84,17 @@ pub async fn kill(server: &Server, feed: &Feed, after: u64, figures: &mut Figure
     let folder = tempfile::tempdir()?;
     let notes = folder.path().join("handled");
     let mut child = Child::start("killed", &Input::of(server, feed, &notes));
-    let handled = || Notes::read(&notes).map(|notes| notes.times.len() as u64).unwrap_or_default();
-    wait_for("enough is handled", Duration::from_secs(60), || async { (handled() >= after).then_some(()) }).await;
+    let so_far = || Notes::read(&notes).map(|notes| notes.times.len() as u64).unwrap_or_default();
+    wait_for("enough is handled", Duration::from_secs(60), || async { (so_far() >= after).then_some(()) }).await;
     child.kill().await;
     let notes = Notes::read(&notes)?;
 
     let first: Arc<Mutex<Option<i64>>> = Arc::default();
-    let (noted, came) = (first.clone(), Arc::new(Notify::new()));
+    let (seen, came) = (first.clone(), Arc::new(Notify::new()));
     let told = came.clone();
     let handler = move |delivery: Delivery| {
         let key = delivery.event.document_id::<i64>();
-        let mut first = noted.lock().unwrap();
+        let mut first = seen.lock().unwrap();
         *first = first.or(key.ok().flatten());
         told.notify_one();
         async { Ok(()) }
