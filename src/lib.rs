@@ -102,6 +102,9 @@ pub mod cli;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod durable;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod metrics;
 mod registry;
 mod run;

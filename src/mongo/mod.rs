@@ -4,6 +4,8 @@
 mod call;
 mod checkpoint_storage;
 mod classify;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod hello;
 mod identity;
 mod model;

@@ -23,6 +23,7 @@ const LAYERS: &[Layer] = &[
     Layer { name: "public faces", beside: true, modules: &["durable", "metrics", "registry", "subscription"] },
     Layer { name: "front ends", beside: false, modules: &["cli"] },
     Layer { name: "programs", beside: false, modules: &["bin"] },
+    Layer { name: "fuzzing", beside: false, modules: &["fuzz"] },
 ];
 
 struct Layer {
