@@ -6,6 +6,7 @@
 
 mod bad_input;
 mod demo;
+mod faults;
 mod filter;
 mod fixture;
 mod hole;
@@ -36,6 +37,7 @@ fn tests() -> Vec<libtest_mimic::Trial> {
     [
         bad_input::tests(),
         demo::tests(),
+        faults::tests(),
         filter::tests(),
         fixture::tests(),
         hole::tests(),
