@@ -2,16 +2,21 @@
 //! one line that begins with `faults:` and holds its counts.
 
 mod codes;
+mod ends;
+mod looked_up;
 mod lost;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use futures::{FutureExt, future::BoxFuture};
 use libtest_mimic::Trial;
 use mongosub::{
-    ChangeStreamModel, DurableSubscriptions, Reason, State, Subscription,
+    ChangeStreamModel, Delivery, DurableSubscriptions, Failure, Reason, State, Subscription,
     bson::{Bson, Document, doc},
     mongodb::{Collection, Database},
 };
+
+use tokio::sync::Semaphore;
 
 use crate::{
     seen::{PATIENCE, Seen, Subscriptions, insert, storage, things},
@@ -19,7 +24,24 @@ use crate::{
 };
 
 pub fn tests() -> Vec<Trial> {
-    [codes::tests(), lost::tests()].into_iter().flatten().collect()
+    [codes::tests(), ends::tests(), looked_up::tests(), lost::tests()].into_iter().flatten().collect()
+}
+
+/// A handler that waits for its turn before each event, and notes it then.
+fn held(
+    seen: &Seen,
+    turns: &Arc<Semaphore>,
+) -> impl FnMut(Delivery) -> BoxFuture<'static, Result<(), Failure>> + Send + use<> {
+    let (seen, turns) = (seen.clone(), turns.clone());
+    move |delivery| {
+        let (seen, turns) = (seen.clone(), turns.clone());
+        async move {
+            turns.acquire().await?.forget();
+            seen.note(delivery);
+            Ok(())
+        }
+        .boxed()
+    }
 }
 
 /// One subscription that things happen to. Its stream belongs to a client that fail points can hit; what is written and

@@ -1,6 +1,5 @@
 //! The change stream model on a real server: what it reads, what its options bring, and where it starts and ends.
 
-mod ends;
 mod large;
 mod starts;
 
@@ -27,7 +26,7 @@ pub fn tests() -> Vec<Trial> {
         plain("the server shows the comment beside the stream", comment),
         test("a stream is read from a secondary, and its positions come from the primary", |_| from_a_secondary()),
     ];
-    [here, ends::tests(), large::tests(), starts::tests()].into_iter().flatten().collect()
+    [here, large::tests(), starts::tests()].into_iter().flatten().collect()
 }
 
 /// A test on the shared server, in a database of its own.

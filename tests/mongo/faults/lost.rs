@@ -6,13 +6,13 @@ use std::{sync::Arc, time::Duration};
 use futures::StreamExt;
 use libtest_mimic::Trial;
 use mongosub::{
-    Checkpoint, Delivery, Reason, Start, StartAt, State, Subscription, SubscriptionError,
+    Checkpoint, Reason, Start, StartAt, State, Subscription, SubscriptionError,
     bson::{Timestamp, doc},
     mongodb::{Database, raw_batch_cursor::RawBatchCursor},
 };
 use tokio::sync::Semaphore;
 
-use super::{cursors, stalls};
+use super::{cursors, held, stalls};
 use crate::{
     seen::{PATIENCE, Seen, insert, record, stored, subscriptions, things},
     support::{Options, Server, server::code, test, wait_until},
@@ -58,17 +58,8 @@ async fn overtaken() -> anyhow::Result<()> {
     let database = server.fresh_database().await;
     let written = things(&database);
     let (seen, turns) = (Seen::default(), Arc::new(Semaphore::new(0)));
-    let (noted, waits) = (seen.clone(), turns.clone());
-    let handler = move |delivery: Delivery| {
-        let (noted, waits) = (noted.clone(), waits.clone());
-        async move {
-            waits.acquire().await?.forget();
-            noted.note(delivery);
-            Ok(())
-        }
-    };
     let subscriptions = subscriptions(&database);
-    let subscription = subscriptions.subscribe("slow", handler).await?;
+    let subscription = subscriptions.subscribe("slow", held(&seen, &turns)).await?;
     insert(&written, [0]).await?;
     wait_until("the first is in hand", PATIENCE, || async { subscription.status().in_hand_since.is_some() }).await;
     let start = subscription.status().position.and_then(|position| position.cluster_time()).expect("a start");
