@@ -1,10 +1,13 @@
 //! The fault matrix of one node: what a server can do to a stream, and what a subscription makes of it. Each test prints
 //! one line that begins with `faults:` and holds its counts.
 
+mod broken;
 mod codes;
 mod ends;
+mod hung;
 mod looked_up;
 mod lost;
+mod writer;
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,7 +27,10 @@ use crate::{
 };
 
 pub fn tests() -> Vec<Trial> {
-    [codes::tests(), ends::tests(), looked_up::tests(), lost::tests()].into_iter().flatten().collect()
+    [broken::tests(), codes::tests(), ends::tests(), hung::tests(), looked_up::tests(), lost::tests()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// A handler that waits for its turn before each event, and notes it then.
@@ -49,7 +55,6 @@ fn held(
 struct Line {
     server: Server,
     database: Database,
-    subscriptions: Subscriptions,
     subscription: Subscription,
     seen: Seen,
     /// The `_id` of the next document.
@@ -73,7 +78,7 @@ impl Line {
         let subscriptions = hit_by_faults(&server, &database).await;
         let seen = Seen::default();
         let subscription = subscriptions.subscribe(id, seen.handler()).await?;
-        Ok(Self { server, database, subscriptions, subscription, seen, next: 0 })
+        Ok(Self { server, database, subscription, seen, next: 0 })
     }
 
     fn written(&self) -> Collection<Document> {
