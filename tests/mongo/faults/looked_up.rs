@@ -49,7 +49,9 @@ async fn gone(Fixture { database, server, .. }: Fixture, how: Gone) -> anyhow::R
     let position = seen.positions()[1].clone();
     match how {
         Gone::Left => set_status(&written, 1, "open").await?,
-        Gone::Deleted => drop(written.delete_one(doc! { "_id": 1 }).await?),
+        Gone::Deleted => {
+            written.delete_one(doc! { "_id": 1 }).await?;
+        }
     }
     set_status(&written, 2, "paid").await?;
     // What a stream does that is opened by the token.
