@@ -369,9 +369,10 @@ async fn first() -> anyhow::Result<()> {
         let started = subscriptions.subscribe(&id, seen.handler()).await;
         let subscription = match then {
             Then::Heals | Then::AtOnce => {
+                let started = started.map_err(|error| anyhow::anyhow!("{code}: {error}"))?;
                 point.entered(if then == Then::Heals { 2 } else { 1 }).await;
                 waited += 1;
-                started.map_err(|error| anyhow::anyhow!("{code}: {error}"))?
+                started
             }
             _ => {
                 let error = started.err();
