@@ -3,6 +3,7 @@
 mod subscriber;
 
 use std::{
+    env,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicI32, Ordering},
@@ -20,16 +21,24 @@ pub use self::subscriber::play;
 use self::subscriber::{Life, Point, Word};
 use crate::{
     seen::PATIENCE,
-    support::{Child, Fixture, test},
+    support::{Child, Fixture, LIMIT, test_within},
 };
 
-/// How often it is killed in `cargo test`.
+/// How often it is killed, unless `MONGOSUB_KILLS` says otherwise.
 const KILLS: usize = 25;
+/// A kill takes half a second.
+const EACH_WITHIN: Duration = Duration::from_secs(5);
 
 pub fn tests() -> Vec<Trial> {
-    vec![test(
-        "a subscriber killed at 25 points loses nothing and repeats no more than it has not stored",
-        |ctx| async move { killed(ctx.plain().await, KILLS).await },
+    let kills = match env::var("MONGOSUB_KILLS") {
+        Ok(kills) => kills.parse().unwrap_or_else(|_| panic!("MONGOSUB_KILLS={kills} is no number of kills")),
+        Err(_) => KILLS,
+    };
+    let within = EACH_WITHIN * u32::try_from(kills).unwrap_or(u32::MAX);
+    vec![test_within(
+        within.max(LIMIT),
+        "a subscriber killed again and again at every point loses nothing and repeats no more than it has not stored",
+        move |ctx| async move { killed(ctx.plain().await, kills).await },
     )]
 }
 

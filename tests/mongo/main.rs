@@ -8,6 +8,7 @@
 
 mod bad_input;
 mod demo;
+mod faults;
 mod filter;
 mod fixture;
 mod hole;
@@ -40,6 +41,7 @@ fn tests() -> Vec<libtest_mimic::Trial> {
     [
         on_any_server(bad_input::tests()),
         demo::tests(),
+        faults::tests(),
         on_any_server(filter::tests()),
         fixture::tests(),
         on_any_server(hole::tests()),

@@ -1,6 +1,5 @@
 //! The change stream model on a real server: what it reads, what its options bring, and where it starts and ends.
 
-mod ends;
 mod large;
 mod starts;
 
@@ -29,8 +28,8 @@ pub fn tests() -> Vec<Trial> {
         plain("a document that must be there and is not stalls the subscription", required_document),
         plain("expanded events are read when asked for", expanded_events),
     ];
-    let (starts, ends) = (on_any_server(starts::tests()), on_any_server(ends::tests()));
-    [here, from_6_0, starts, ends, large::tests()].into_iter().flatten().collect()
+    let starts = on_any_server(starts::tests());
+    [here, from_6_0, starts, large::tests()].into_iter().flatten().collect()
 }
 
 /// A test on the shared server, in a database of its own.

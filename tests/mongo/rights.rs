@@ -5,6 +5,7 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use mongosub::{
     ChangeStreamModel, DurableSubscriptions, GlobalCheckpointSource, Kind as Stored, Reason, State, SubscribeError,
+    Subscription,
     bson::{Document, doc},
     mongodb::{Client, Database},
 };
@@ -34,8 +35,12 @@ pub fn tests() -> Vec<Trial> {
         test("a missing right to write checkpoints is named", |ctx| async move {
             storage_named(ctx.shared(Kind::Auth).await).await
         }),
-        test("a right taken away is waited for, and nothing is lost", |ctx| async move {
-            revoked(ctx.shared(Kind::Auth).await).await
+        test(
+            "the right to read the stream, taken away and given back, is waited for, and nothing is lost",
+            |ctx| async move { source_revoked(ctx.shared(Kind::Auth).await).await },
+        ),
+        test("the right to store, taken away and given back, is waited for, and nothing is lost", |ctx| async move {
+            storage_revoked(ctx.shared(Kind::Auth).await).await
         }),
         test("a password is in no error, no status and no line of the log", |ctx| async move {
             no_password(ctx.shared(Kind::Auth).await).await
@@ -163,27 +168,77 @@ fn assert_refused(error: Option<&SubscribeError>, wanted: &str, on: &str) {
     assert_eq!((action.as_str(), resource.as_str()), (wanted, on));
 }
 
-async fn revoked(fixture: Fixture) -> anyhow::Result<()> {
+/// Takes a privilege from the role of a user's own, or gives it back.
+async fn change_right(fixture: &Fixture, command: &str, who: User, collection: &str, actions: &[&str]) {
+    let resource = doc! { "db": fixture.database.name(), "collection": collection };
+    let privileges = vec![doc! { "resource": resource, "actions": actions.to_vec() }];
+    fixture.server.admin_command(doc! { command: who.name, "privileges": privileges }).await.expect("another right");
+}
+
+/// Waits until the missing right is what the subscription retries for.
+async fn misses(subscription: &Subscription, wanted: &str, on: &str) {
+    let missing = Reason::Unauthorized { action: wanted.into(), resource: on.into() };
+    let what = format!("{missing}; {:?}", subscription.status());
+    let state = State::Retrying(missing);
+    wait_until(&what, PATIENCE, || async { subscription.status().state == state }).await;
+}
+
+async fn source_revoked(fixture: Fixture) -> anyhow::Result<()> {
     const PASSING: User = User { name: "passing", password: "passing" };
     user(&fixture, PASSING, &[STREAM, CHECKPOINTS]).await;
     let database = as_user(&fixture, PASSING).await;
-    let written = things(&fixture.database);
-    let seen = Seen::default();
-    let subscription = subscriptions(&database).subscribe("passing", seen.handler()).await?;
-    insert(&written, [1]).await?;
-    seen.sees(1).await;
-    let (db, actions) = (database.name(), vec!["changeStream"]);
-    let privilege = vec![doc! { "resource": { "db": db, "collection": "things" }, "actions": actions }];
-    let change = |command: &str| doc! { command: PASSING.name, "privileges": privilege.clone() };
-    fixture.server.admin_command(change("revokePrivilegesFromRole")).await?;
-    wait_until("the missing right shows", PATIENCE, || async {
-        matches!(subscription.status().state, State::Retrying(Reason::Unauthorized { .. }))
-    })
-    .await;
-    insert(&written, [2]).await?;
-    fixture.server.admin_command(change("grantPrivilegesToRole")).await?;
-    seen.sees(2).await;
-    assert_eq!(seen.ids(), [1, 2]);
+    let (written, seen) = (things(&fixture.database), Seen::default());
+    let subscriptions = subscriptions(&database);
+    let subscription = subscriptions.subscribe("passing", seen.handler()).await?;
+    insert(&written, 0..5).await?;
+    seen.sees(4).await;
+    change_right(&fixture, "revokePrivilegesFromRole", PASSING, "things", &["changeStream"]).await;
+    insert(&written, 5..10).await?;
+    misses(&subscription, "find, changeStream", &format!("collection {}.things", database.name())).await;
+    insert(&written, 10..15).await?;
+    change_right(&fixture, "grantPrivilegesToRole", PASSING, "things", &["changeStream"]).await;
+    insert(&written, 15..20).await?;
+    seen.sees(19).await;
+    assert_eq!(seen.ids(), (0..20).collect::<Vec<_>>());
+    wait_until("the state says so", PATIENCE, || async { !matches!(subscription.status().state, State::Retrying(_)) })
+        .await;
+    assert!(seen.is_covered_by(subscription.shutdown().await?.as_ref()));
+    println!("faults: the right to read a stream taken away and given back: 20 writes, none lost, none twice");
+    Ok(())
+}
+
+async fn storage_revoked(fixture: Fixture) -> anyhow::Result<()> {
+    const FORGETFUL: User = User { name: "forgetful", password: "forgetful" };
+    user(&fixture, FORGETFUL, &[STREAM, CHECKPOINTS]).await;
+    let database = as_user(&fixture, FORGETFUL).await;
+    let (written, seen) = (things(&fixture.database), Seen::default());
+    let subscriptions = subscriptions(&database);
+    let subscription = subscriptions.subscribe("forgetful", seen.handler()).await?;
+    insert(&written, 0..5).await?;
+    seen.sees(4).await;
+    let before = subscription.drained().await?;
+    change_right(&fixture, "revokePrivilegesFromRole", FORGETFUL, "checkpoints", &["update"]).await;
+    insert(&written, 5..10).await?;
+    misses(&subscription, "find, insert, update", &format!("{}.checkpoints", database.name())).await;
+    insert(&written, 10..15).await?;
+    // What it cannot store it hands out all the same, for half a minute.
+    seen.sees(14).await;
+    let kept = record(&fixture.database, "forgetful").await?.and_then(|record| record.position);
+    assert!(kept == before, "{kept:?} is stored, and was {before:?}");
+    change_right(&fixture, "grantPrivilegesToRole", FORGETFUL, "checkpoints", &["update"]).await;
+    let stored = subscription.drained().await?;
+    assert!(seen.is_covered_by(stored.as_ref()), "{stored:?}");
+    wait_until("the state says so", PATIENCE, || async { !matches!(subscription.status().state, State::Retrying(_)) })
+        .await;
+    insert(&written, 15..20).await?;
+    seen.sees(19).await;
+    // It has stayed the owner, and the next start repeats nothing.
+    subscription.shutdown().await?;
+    insert(&written, [20]).await?;
+    subscriptions.subscribe("forgetful", seen.handler()).await?;
+    seen.sees(20).await;
+    assert_eq!(seen.ids(), (0..21).collect::<Vec<_>>());
+    println!("faults: the right to store taken away and given back: 21 writes, none lost, none twice");
     Ok(())
 }
 

@@ -40,10 +40,6 @@ impl Seen {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub fn clear(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
-    }
-
     /// The `_id`s of the changed documents, -1 where there is none.
     pub fn ids(&self) -> Vec<i32> {
         self.all().iter().map(id_of).collect()

@@ -26,7 +26,7 @@ use super::{
 const THREADS: usize = 4;
 
 /// Longer than any wait in a test. What hangs fails, with its name.
-const LIMIT: Duration = Duration::from_secs(180);
+pub const LIMIT: Duration = Duration::from_secs(180);
 
 /// What a test is given.
 pub struct Context {
@@ -72,10 +72,19 @@ where
     F: FnOnce(Context) -> Fut + Send + 'static,
     Fut: Future<Output: Outcome>,
 {
+    test_within(LIMIT, name, body)
+}
+
+/// The same, with a limit of its own: for a test that can be asked to go on for long.
+pub fn test_within<F, Fut>(limit: Duration, name: &str, body: F) -> Trial
+where
+    F: FnOnce(Context) -> Fut + Send + 'static,
+    Fut: Future<Output: Outcome>,
+{
     let context = Context { name: name.to_owned() };
     Trial::test(name, move || {
         // The thread bears the test's name, so that the message of a panic does.
-        let thread = thread::Builder::new().name(context.name.clone()).spawn(move || perform(context, body))?;
+        let thread = thread::Builder::new().name(context.name.clone()).spawn(move || perform(context, limit, body))?;
         thread.join().unwrap_or_else(|panic| Err(message(&*panic).into()))
     })
 }
@@ -86,17 +95,17 @@ pub fn on_any_server(tests: Vec<Trial>) -> Vec<Trial> {
     tests.into_iter().map(|test| test.with_kind("any server")).collect()
 }
 
-fn perform<F, Fut>(context: Context, body: F) -> Result<(), Failed>
+fn perform<F, Fut>(context: Context, limit: Duration, body: F) -> Result<(), Failed>
 where
     F: FnOnce(Context) -> Fut,
     Fut: Future<Output: Outcome>,
 {
     let runtime = Builder::new_multi_thread().worker_threads(2).thread_name(context.name()).enable_all().build()?;
     let name = context.name.clone();
-    let outcome = runtime.block_on(async { tokio::time::timeout(LIMIT, body(context)).await });
+    let outcome = runtime.block_on(async { tokio::time::timeout(limit, body(context)).await });
     ENDED.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
     runtime.shutdown_timeout(Duration::from_secs(5));
-    outcome.map_or_else(|_| Err(format!("not finished within {LIMIT:?}").into()), Outcome::outcome)
+    outcome.map_or_else(|_| Err(format!("not finished within {limit:?}").into()), Outcome::outcome)
 }
 
 /// The tests whose runtime is being taken down.

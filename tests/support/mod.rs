@@ -29,7 +29,7 @@ pub mod wait;
 
 pub use child::Child;
 pub use faults::{FailMode, FailPoint};
-pub use harness::{Context, on_any_server, test};
+pub use harness::{Context, LIMIT, on_any_server, test, test_within};
 pub use options::{ADMIN, Options, User, WRITER};
 pub use pool::{Fixture, Kind};
 pub use server::Server;

@@ -1,0 +1,111 @@
+//! Cursors that are killed, connections that are closed, and a server that is started again and again, all while it is
+//! written to.
+
+use std::time::Instant;
+
+use libtest_mimic::Trial;
+use mongosub::{State, bson::doc};
+
+use super::{APP, Line, hit_by_faults, writer::Writer};
+use crate::{
+    seen::{PATIENCE, Seen, insert, subscriptions, things},
+    support::{FailMode, Options, Server, test, wait_until},
+};
+
+pub fn tests() -> Vec<Trial> {
+    vec![
+        test("a cursor killed again and again under writes loses nothing and repeats nothing", |_| cursor_killed()),
+        test(
+            "a connection closed at a reply and at three openings in a row loses and repeats nothing, nor do three at \
+             the first opening",
+            |_| connection_closed(),
+        ),
+        test("a server ended and started ten times under writes loses nothing and repeats nothing", |_| restarted()),
+    ]
+}
+
+async fn cursor_killed() -> anyhow::Result<()> {
+    const KILLS: u64 = 10;
+    let line = Line::start(Server::own(Options::default()).await, "killed").await?;
+    let writer = Writer::start(line.written());
+    for kill in 0..KILLS {
+        line.seen.sees(writer.writes(10).await).await;
+        line.kill_cursor().await?;
+        line.reconnected(kill + 1).await;
+    }
+    let last = writer.stop().await;
+    line.seen.sees(last).await;
+    assert_eq!(line.seen.ids(), (0..=last).collect::<Vec<_>>());
+    println!("faults: {KILLS} cursors killed over {} writes, none lost, none twice", last + 1);
+    Ok(())
+}
+
+async fn connection_closed() -> anyhow::Result<()> {
+    let mut line = Line::start(Server::own(Options::default()).await, "closed").await?;
+    line.write(5).await?;
+    line.has_all().await;
+    let close = |commands: &[&str]| doc! { "failCommands": commands, "closeConnection": true };
+    let point = line.server.fail_command(APP, FailMode::Times(4), close(&["getMore", "aggregate"])).await;
+    // While there is no cursor, and after it.
+    line.write(5).await?;
+    point.entered(4).await;
+    line.write(5).await?;
+    line.has_all().await;
+    line.reconnected(1).await;
+    assert_eq!(line.subscription.status().reconnects, 1);
+    drop(point);
+    let point = line.server.fail_command(APP, FailMode::Times(3), close(&["aggregate"])).await;
+    let seen = Seen::default();
+    let first = hit_by_faults(&line.server, &line.database).await;
+    let _running = first.subscribe("first", seen.handler()).await?;
+    point.entered(3).await;
+    line.write(5).await?;
+    line.has_all().await;
+    seen.sees(line.next - 1).await;
+    assert_eq!(seen.ids(), (line.next - 5..line.next).collect::<Vec<_>>());
+    println!("faults: 1 reply and 6 openings cut off over {} writes, none lost, none twice", line.next);
+    Ok(())
+}
+
+async fn restarted() -> anyhow::Result<()> {
+    const RESTARTS: u64 = 10;
+    let began = Instant::now();
+    let server = Server::own(Options::default()).await;
+    let database = server.fresh_database().await;
+    let (subscriptions, seen) = (subscriptions(&database), Seen::default());
+    let subscription = subscriptions.subscribe("restarted", seen.handler()).await?;
+    let writer = Writer::start(things(&server.client().await.database(database.name())));
+    for restart in 0..RESTARTS {
+        seen.sees(writer.writes(20).await).await;
+        if restart % 2 == 0 {
+            server.kill().await;
+            server.start().await;
+        } else {
+            server.restart().await;
+        }
+    }
+    seen.sees(writer.writes(20).await).await;
+    let last = writer.stop().await;
+    seen.sees(last).await;
+    assert_eq!(seen.ids(), (0..=last).collect::<Vec<_>>());
+    let stored = subscription.drained().await?;
+    assert!(seen.is_covered_by(stored.as_ref()), "{stored:?}");
+    wait_until("it is caught up", PATIENCE, || async { subscription.status().state == State::CaughtUp }).await;
+    let status = subscription.status();
+    assert!(status.reconnects >= RESTARTS, "{status:?}");
+    // It has settled each once, and the next start goes on behind it.
+    assert_eq!((status.settled, status.replayed), (u64::try_from(last)? + 1, 0));
+    subscription.shutdown().await?;
+    insert(&things(&database), [last + 1]).await?;
+    subscriptions.subscribe("restarted", seen.handler()).await?;
+    seen.sees(last + 1).await;
+    assert_eq!(seen.ids(), (0..=last + 1).collect::<Vec<_>>());
+    println!(
+        "faults: {RESTARTS} restarts, half of them after SIGKILL, over {} writes, none lost, none twice; {} openings \
+         again, in {:.1} s",
+        last + 1,
+        status.reconnects,
+        began.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
