@@ -10,6 +10,7 @@ mod filter;
 mod fixture;
 mod hole;
 mod kill;
+mod matrix;
 mod model;
 mod occurrent;
 mod own_writes;
@@ -40,6 +41,7 @@ fn tests() -> Vec<libtest_mimic::Trial> {
         fixture::tests(),
         hole::tests(),
         kill::tests(),
+        matrix::tests(),
         model::tests(),
         occurrent::tests(),
         own_writes::tests(),

@@ -24,6 +24,8 @@ pub struct Options {
     pub oplog_megabytes: u32,
     pub syncdelay_seconds: Option<u32>,
     pub noop_seconds: u32,
+    /// Whether members and clients reach each node over a link that can be cut.
+    pub linked: bool,
     pub parameters: Vec<(String, String)>,
 }
 
@@ -36,6 +38,7 @@ impl Default for Options {
             oplog_megabytes: 16,
             syncdelay_seconds: None,
             noop_seconds: 1,
+            linked: false,
             parameters: Vec::new(),
         }
     }
@@ -60,6 +63,11 @@ impl Options {
     /// Members on one loopback. Primary in about two seconds, and after its end another one as fast.
     pub fn nodes(self, nodes: usize) -> Self {
         Self { nodes, ..self }
+    }
+
+    /// For `Server::cut_node` and `Server::cut_client`.
+    pub fn linked(self) -> Self {
+        Self { linked: true, ..self }
     }
 
     /// One more `--setParameter`.
