@@ -95,13 +95,19 @@ impl Witness {
         wait_until(&what, PATIENCE, || async { self.notes().states.contains(&reason) }).await;
     }
 
+    /// Waits until its cursor has been opened again so often.
+    pub async fn reopens(&self, times: u64) {
+        let what = format!("{}: its cursor is opened again", self.name);
+        wait_until(&what, PATIENCE, || async { self.reconnects() >= times }).await;
+    }
+
     /// When nobody writes any more: everything is delivered, stored, and right. It ends the subscription and gives the
-    /// figures of a line.
+    /// figures of a line. `healed` is when the fault was over, if that is to be one of them.
     ///
     /// # Errors
     ///
     /// What is wrong.
-    pub async fn testifies(self, written: &Written, truth: &Truth) -> anyhow::Result<String> {
+    pub async fn testifies(self, written: &Written, truth: &Truth, healed: Option<Instant>) -> anyhow::Result<String> {
         let name = self.name;
         let last = *truth.inserted.last().context("nothing was written")?;
         self.reaches(last).await;
@@ -118,11 +124,15 @@ impl Witness {
         self.subscription.shutdown().await.context(name)?;
         let mut said = notes.states;
         said.retain(|state| state.ends_with("_unavailable"));
+        let back = healed.and_then(|healed| Some(notes.times.iter().find(|at| **at > healed)?.duration_since(healed)));
         let mut line = format!(
             "{name}: delivered {}, repeated 0, longest silence {} ms, reconnects {reconnects}",
             delivered.len(),
             longest_gap(notes.times).as_millis(),
         );
+        if let Some(back) = back {
+            write!(line, ", back after {} ms", back.as_millis())?;
+        }
         for reason in ["source_unavailable", "storage_unavailable"] {
             let times = said.iter().filter(|said| **said == reason).count();
             if times > 0 {
