@@ -128,7 +128,7 @@ async fn restarts() -> anyhow::Result<()> {
     let mut scene = set.scene("all nodes are down for a while").await?;
     let failures = scene.writer.failures();
     join_all((0..3).map(|node| set.server.kill_node(node))).await;
-    scene.all_say(SOURCE).await;
+    // Both have failed, and a status names the store first.
     scene.all_say(STORAGE).await;
     // The driver has given up at least once.
     wait_until("writes fail", PATIENCE, || async { scene.writer.failures() > failures + 1 }).await;
@@ -199,23 +199,26 @@ impl Set {
         Ok(())
     }
 
-    /// The node that the cursor of a subscription is on.
+    /// The node that the cursor of a subscription is on: where it was last asked for more. A cursor that was dropped may lie
+    /// about elsewhere, for the driver has it killed on the primary wherever it is.
     async fn home(&self, witness: &Witness, scene: &Scene) -> usize {
         let shown = doc! { "$match": {
             "ns": scene.things.namespace().to_string(),
             "cursor.originatingCommand.comment": witness.name(),
         } };
-        let pipeline = vec![doc! { "$currentOp": { "idleCursors": true, "localOps": true } }, shown];
+        let latest = doc! { "$group": { "_id": null, "at": { "$max": "$cursor.lastAccessDate" } } };
+        let pipeline = vec![doc! { "$currentOp": { "idleCursors": true, "localOps": true } }, shown, latest];
         let command = doc! { "aggregate": 1, "pipeline": pipeline, "cursor": {} };
         wait_for("the cursor is found", PATIENCE, || async {
+            let mut last = None;
             for (number, node) in self.nodes.iter().enumerate() {
-                let found = node.database("admin").run_command(command.clone()).await.ok();
-                let found = found.as_ref().and_then(|reply| reply.get_document("cursor").ok());
-                if found.and_then(|cursor| cursor.get_array("firstBatch").ok()).is_some_and(|found| !found.is_empty()) {
-                    return Some(number);
-                }
+                let reply = node.database("admin").run_command(command.clone()).await.ok();
+                let found =
+                    reply.as_ref().and_then(|reply| reply.get_document("cursor").ok()?.get_array("firstBatch").ok());
+                let at = found.and_then(|found| found.first()?.as_document()?.get_datetime("at").ok());
+                last = last.max(at.map(|at| (*at, number)));
             }
-            None
+            last.map(|(_, number)| number)
         })
         .await
     }
