@@ -25,9 +25,6 @@ const FLOWS: i32 = 40;
 /// The client that is cut off alone.
 const READER: &str = "reader";
 
-const SOURCE: &str = "source_unavailable";
-const STORAGE: &str = "storage_unavailable";
-
 pub fn tests() -> Vec<Trial> {
     vec![
         test(
@@ -48,7 +45,7 @@ async fn primaries() -> anyhow::Result<()> {
     let old = set.primary().await;
     set.server.kill_node(old).await;
     set.primary_but(Some(old)).await;
-    scene.primary.says(SOURCE).await;
+    scene.primary.retries().await;
     scene.flows().await;
     set.server.start_node(old).await;
     scene.ends(&set).await?;
@@ -63,7 +60,7 @@ async fn primaries() -> anyhow::Result<()> {
     let old = set.primary().await;
     set.server.pause_node(old).await;
     set.primary_but(Some(old)).await;
-    scene.primary.says(SOURCE).await;
+    scene.primary.retries().await;
     scene.flows().await;
     set.server.unpause_node(old).await;
     scene.ends(&set).await?;
@@ -72,15 +69,15 @@ async fn primaries() -> anyhow::Result<()> {
     let old = set.primary().await;
     set.server.cut_node(old);
     set.primary_but(Some(old)).await;
-    scene.primary.says(SOURCE).await;
+    scene.primary.retries().await;
     scene.flows().await;
     set.server.heal();
     scene.ends(&set).await?;
 
     let mut scene = set.scene("the primary is cut from the subscriber alone").await?;
     set.server.cut_client(READER, set.primary().await);
-    scene.primary.says(SOURCE).await;
-    scene.secondary.says(STORAGE).await;
+    scene.primary.retries().await;
+    scene.secondary.says("storage_unavailable").await;
     // The set goes on, and so does what is read from a secondary.
     let goal = scene.writes().await;
     scene.secondary.reaches(goal).await;
@@ -100,7 +97,7 @@ async fn restarts() -> anyhow::Result<()> {
     anyhow::ensure!(set.home(&scene.primary, &scene).await == old, "the cursor has gone");
     anyhow::ensure!(scene.primary.reconnects() == 0, "a cursor goes on when its server becomes a secondary");
     set.server.kill_node(old).await;
-    scene.primary.says(SOURCE).await;
+    scene.primary.retries().await;
     scene.flows().await;
     set.server.start_node(old).await;
     scene.ends(&set).await?;
@@ -117,6 +114,7 @@ async fn restarts() -> anyhow::Result<()> {
     let scene = set.scene("all nodes are restarted one by one").await?;
     for node in 0..3 {
         set.server.stop_node(node).await;
+        scene.flows().await;
         set.server.start_node(node).await;
         set.is_whole().await?;
         scene.flows().await;
@@ -128,8 +126,8 @@ async fn restarts() -> anyhow::Result<()> {
     let mut scene = set.scene("all nodes are down for a while").await?;
     let failures = scene.writer.failures();
     join_all((0..3).map(|node| set.server.kill_node(node))).await;
-    // Both have failed, and a status names the store first.
-    scene.all_say(STORAGE).await;
+    scene.primary.retries().await;
+    scene.secondary.retries().await;
     // The driver has given up at least once.
     wait_until("writes fail", PATIENCE, || async { scene.writer.failures() > failures + 1 }).await;
     join_all((0..3).map(|node| set.server.start_node(node))).await;
@@ -269,11 +267,6 @@ impl Scene {
         let goal = self.writes().await;
         self.primary.reaches(goal).await;
         self.secondary.reaches(goal).await;
-    }
-
-    async fn all_say(&self, reason: &str) {
-        self.primary.says(reason).await;
-        self.secondary.says(reason).await;
     }
 
     /// The set gets whole again, more is written, and everything is compared.

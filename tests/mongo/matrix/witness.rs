@@ -20,6 +20,9 @@ use crate::{
     support::wait_until,
 };
 
+/// What heals by itself.
+const UNAVAILABLE: [&str; 2] = ["source_unavailable", "storage_unavailable"];
+
 pub struct Witness {
     name: &'static str,
     pub subscription: Subscription,
@@ -89,6 +92,14 @@ impl Witness {
         wait_until(&what, PATIENCE, || async { self.notes().last >= Some(id) }).await;
     }
 
+    /// Waits until it has said, since its start, that its source or its storage is not available. Where both are not, which
+    /// of them it says is a matter of which it finds out first.
+    pub async fn retries(&self) {
+        let what = format!("{}: it says that it retries", self.name);
+        let said = || async { UNAVAILABLE.iter().any(|reason| self.notes().states.contains(reason)) };
+        wait_until(&what, PATIENCE, said).await;
+    }
+
     /// Waits until it has said, since its start, that it retries for a reason of that name.
     pub async fn says(&self, reason: &str) {
         let what = format!("{}: it retries, {reason}", self.name);
@@ -122,8 +133,6 @@ impl Witness {
         let delivered = self.seen.ids();
         judge(written, truth, &delivered).context(name)?;
         self.subscription.shutdown().await.context(name)?;
-        let mut said = notes.states;
-        said.retain(|state| state.ends_with("_unavailable"));
         let back = healed.and_then(|healed| Some(notes.times.iter().find(|at| **at > healed)?.duration_since(healed)));
         let mut line = format!(
             "{name}: delivered {}, repeated 0, longest silence {} ms, reconnects {reconnects}",
@@ -133,8 +142,8 @@ impl Witness {
         if let Some(back) = back {
             write!(line, ", back after {} ms", back.as_millis())?;
         }
-        for reason in ["source_unavailable", "storage_unavailable"] {
-            let times = said.iter().filter(|said| **said == reason).count();
+        for reason in UNAVAILABLE {
+            let times = notes.states.iter().filter(|said| **said == reason).count();
             if times > 0 {
                 write!(line, ", {reason} {times}x")?;
             }
