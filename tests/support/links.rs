@@ -119,11 +119,12 @@ async fn carry(mut stream: TcpStream, node: u16, links: watch::Receiver<Vec<Cut>
     stream.set_nodelay(true)?;
     onward.set_nodelay(true)?;
     onward.write_all(&hello).await?;
-    let ((from_there, to_there), (from_here, to_here)) = (onward.into_split(), stream.into_split());
+    let (answers, requested) = onward.into_split();
+    let (requests, answered) = stream.into_split();
     let mut back = Link { from: party(&hello), to: node, links: link.links.clone() };
     tokio::select! {
-        ended = pump(from_here, to_there, &mut link) => ended,
-        ended = pump(from_there, to_here, &mut back) => ended,
+        ended = pump(requests, requested, &mut link) => ended,
+        ended = pump(answers, answered, &mut back) => ended,
     }
 }
 

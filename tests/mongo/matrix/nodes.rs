@@ -129,7 +129,7 @@ async fn restarts() -> anyhow::Result<()> {
     scene.primary.retries().await;
     scene.secondary.retries().await;
     // The driver has given up at least once.
-    wait_until("writes fail", PATIENCE, || async { scene.writer.failures() > failures + 1 }).await;
+    wait_until("writes fail", PATIENCE, || async { scene.writer.failures() > failures }).await;
     join_all((0..3).map(|node| set.server.start_node(node))).await;
     scene.healed = Some(Instant::now());
     scene.ends(&set).await

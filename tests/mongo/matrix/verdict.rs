@@ -54,7 +54,7 @@ impl Truth {
 ///
 /// What is wrong with it.
 pub fn judge(written: &Written, truth: &Truth, delivered: &[i32]) -> anyhow::Result<()> {
-    let last = written.acknowledged.last().context("nothing was acknowledged")?;
+    let newest = written.acknowledged.last().context("nothing was acknowledged")?;
     let inserted: BTreeSet<i32> = truth.inserted.iter().copied().collect();
     ensure!(
         inserted == truth.there && inserted.len() == truth.inserted.len(),
@@ -71,7 +71,7 @@ pub fn judge(written: &Written, truth: &Truth, delivered: &[i32]) -> anyhow::Res
     let made_up: Vec<_> = once.difference(&inserted).collect();
     ensure!(made_up.is_empty(), "delivered, and the server does not have it: {made_up:?}");
     ensure!(delivered == truth.inserted, "delivered in another order than that of the oplog: {delivered:?}");
-    ensure!(delivered.contains(last), "the last acknowledged write, {last}, is not among what was delivered");
+    ensure!(delivered.contains(newest), "the last acknowledged write, {newest}, is not among what was delivered");
     Ok(())
 }
 

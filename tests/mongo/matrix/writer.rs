@@ -74,9 +74,8 @@ impl Writer {
     pub async fn reaches(&self, id: i32) {
         let what = format!("write {id} is acknowledged");
         let reached = wait_until(&what, 2 * PATIENCE, || async { self.last() >= id });
-        if tokio::time::timeout(PATIENCE, reached).await.is_err() {
-            panic!("{} of {id} writes; the last error: {}", self.last(), lock(&self.shared.last_error));
-        }
+        let in_time = tokio::time::timeout(PATIENCE, reached).await.is_ok();
+        assert!(in_time, "{} of {id} writes; the last error: {}", self.last(), lock(&self.shared.last_error));
     }
 
     /// After the write in hand is acknowledged, or found.
