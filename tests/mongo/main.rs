@@ -13,6 +13,7 @@ mod filter;
 mod fixture;
 mod hole;
 mod kill;
+mod matrix;
 mod model;
 mod occurrent;
 mod own_writes;
@@ -46,6 +47,7 @@ fn tests() -> Vec<libtest_mimic::Trial> {
         fixture::tests(),
         on_any_server(hole::tests()),
         on_any_server(kill::tests()),
+        matrix::tests(),
         model::tests(),
         on_any_server(occurrent::tests()),
         on_any_server(own_writes::tests()),

@@ -26,6 +26,8 @@ pub struct Options {
     pub noop_seconds: u32,
     /// What the server keeps in memory.
     pub cache_megabytes: u32,
+    /// Whether members and clients reach each node over a link that can be cut.
+    pub linked: bool,
     pub parameters: Vec<(String, String)>,
 }
 
@@ -39,6 +41,7 @@ impl Default for Options {
             syncdelay_seconds: None,
             noop_seconds: 1,
             cache_megabytes: 256,
+            linked: false,
             parameters: Vec::new(),
         }
     }
@@ -63,6 +66,11 @@ impl Options {
     /// Members on one loopback. Primary in about two seconds, and after its end another one as fast.
     pub fn nodes(self, nodes: usize) -> Self {
         Self { nodes, ..self }
+    }
+
+    /// For `Server::cut_node` and `Server::cut_client`.
+    pub fn linked(self) -> Self {
+        Self { linked: true, ..self }
     }
 
     /// One more `--setParameter`.
