@@ -59,7 +59,7 @@
 //! |---|---|
 //! | subscribing, and every setting | [`DurableSubscriptions`], [`Subscribe`], [`StartAt`], [`Filter`] |
 //! | handling | [`Handler`], [`Delivery`], [`ChangeEvent`], [`Failure`] |
-//! | a running subscription | [`Subscription`], [`Status`], [`State`], [`Reason`] |
+//! | a running subscription | [`Subscription`], [`Status`], [`State`], [`Reason`]; what to do about one: [`runbook`] |
 //! | what failed | [`SubscribeError`], [`SubscriptionError`], [`DecodeError`], [`SourceError`], [`StorageError`] |
 //! | MongoDB | [`ChangeStreamModel`], [`MongoCheckpointStorage`] |
 //! | tests of a handler, without a server | [`memory`] |
@@ -137,6 +137,10 @@ pub use storage::{
     StartPosition,
 };
 pub use subscription::Subscription;
+
+#[cfg(any(doc, doctest))]
+#[doc = include_str!("../docs/runbook.md")]
+pub mod runbook {}
 
 /// The examples in the README are compiled as tests of the documentation.
 #[cfg(doctest)]
