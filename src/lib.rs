@@ -61,7 +61,7 @@
 //! | handling | [`Handler`], [`Delivery`], [`ChangeEvent`], [`Failure`] |
 //! | a running subscription | [`Subscription`], [`Status`], [`State`], [`Reason`]; what to do about one: [`runbook`] |
 //! | what failed | [`SubscribeError`], [`SubscriptionError`], [`DecodeError`], [`SourceError`], [`StorageError`] |
-//! | MongoDB | [`ChangeStreamModel`], [`MongoCheckpointStorage`] |
+//! | MongoDB | [`ChangeStreamModel`], [`ConnectionPool`], [`MongoCheckpointStorage`] |
 //! | tests of a handler, without a server | [`memory`] |
 //! | a model or a storage of your own | [`SubscriptionModel`], [`Reader`], [`CheckpointStorage`], `conformance` |
 //! | positions by hand | [`Checkpoint`], [`Token`], [`Claim`], [`Save`], [`Record`] |
@@ -124,8 +124,8 @@ pub use model::{
     Deployment, Fingerprint, Identity, Plan, Read, Reader, Reopening, Scope, SourceState, SubscriptionModel,
 };
 pub use mongo::{
-    ChangeStreamModel, ChangeStreamReader, FullDocument, FullDocumentBeforeChange, GlobalCheckpointSource,
-    MongoCheckpointStorage,
+    ChangeStreamModel, ChangeStreamReader, ConnectionPool, FullDocument, FullDocumentBeforeChange,
+    GlobalCheckpointSource, MongoCheckpointStorage,
 };
 pub use reason::Reason;
 pub use run::policy::{SaveMode, SavePolicy};

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "all of this is tests")]
 
 mod bad_input;
+mod bounds;
 mod demo;
 mod filter;
 mod fixture;
@@ -26,6 +27,7 @@ use std::process::ExitCode;
 
 /// What a child process of these tests can be told to do.
 const ROLES: &[support::child::Role] = &[
+    ("bounds", bounds::play),
     ("test-run", fixture::test_run),
     ("killed-subscriber", kill::play),
     ("talk", rights::talk),
@@ -35,6 +37,7 @@ const ROLES: &[support::child::Role] = &[
 fn tests() -> Vec<libtest_mimic::Trial> {
     [
         bad_input::tests(),
+        bounds::tests(),
         demo::tests(),
         filter::tests(),
         fixture::tests(),
