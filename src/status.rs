@@ -310,13 +310,13 @@ fn log_change(status: &Status, state: &State) {
     let id = &status.id;
     match state {
         State::Retrying(reason) => {
-            warn!(subscription = %id, position, state = "retrying", reason = reason.name(), "subscription {id} is retrying: {reason}");
+            warn!(subscription = %id, position, state = "retrying", reason = reason.name(), "subscription {id} is retrying: {}", reason.pointing_to_runbook());
         }
         State::Stalled(reason) => {
-            tracing::error!(subscription = %id, position, state = "stalled", reason = reason.name(), "subscription {id} has stalled: {reason}");
+            tracing::error!(subscription = %id, position, state = "stalled", reason = reason.name(), "subscription {id} has stalled: {}", reason.pointing_to_runbook());
         }
         State::Stopped(reason) if reason.exit_code() != 0 => {
-            tracing::error!(subscription = %id, position, state = "stopped", reason = reason.name(), "subscription {id} has stopped: {reason}");
+            tracing::error!(subscription = %id, position, state = "stopped", reason = reason.name(), "subscription {id} has stopped: {}", reason.pointing_to_runbook());
         }
         State::Stopped(reason) => {
             info!(subscription = %id, position, state = "stopped", reason = reason.name(), "subscription {id} has stopped: {reason}");

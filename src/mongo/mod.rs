@@ -11,6 +11,7 @@ mod identity;
 mod model;
 mod occurrent;
 mod open;
+mod pool;
 mod present;
 mod reader;
 mod record;
@@ -27,4 +28,5 @@ pub use checkpoint_storage::MongoCheckpointStorage;
 #[cfg(feature = "cli")]
 pub(crate) use classify::describe;
 pub use model::{ChangeStreamModel, FullDocument, FullDocumentBeforeChange, GlobalCheckpointSource};
+pub use pool::ConnectionPool;
 pub use reader::ChangeStreamReader;

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "all of this is tests")]
 
 mod bad_input;
+mod bounds;
 mod demo;
 mod faults;
 mod filter;
@@ -32,6 +33,7 @@ use support::on_any_server;
 
 /// What a child process of these tests can be told to do.
 const ROLES: &[support::child::Role] = &[
+    ("bounds", bounds::play),
     ("test-run", fixture::test_run),
     ("killed-subscriber", kill::play),
     ("talk", rights::talk),
@@ -41,6 +43,7 @@ const ROLES: &[support::child::Role] = &[
 fn tests() -> Vec<libtest_mimic::Trial> {
     [
         on_any_server(bad_input::tests()),
+        bounds::tests(),
         demo::tests(),
         faults::tests(),
         on_any_server(filter::tests()),
