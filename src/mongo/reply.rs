@@ -44,7 +44,8 @@ impl Reply {
         for element in reply.get_document("cursor").map_err(|error| broken(&error))? {
             match element.map_err(|error| broken(&error))? {
                 (key, RawBsonRef::Array(events)) if key == "firstBatch" || key == "nextBatch" => {
-                    if batch.replace(events).is_some() {
+                    let other = batch.replace(events);
+                    if other.is_some() {
                         return Err(broken(&"it has two batches"));
                     }
                 }

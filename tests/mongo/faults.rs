@@ -28,10 +28,7 @@ use crate::{
 
 pub fn tests() -> Vec<Trial> {
     let (ends, looked_up) = (on_any_server(ends::tests()), on_any_server(looked_up::tests()));
-    [broken::tests(), codes::tests(), ends, hung::tests(), looked_up, lost::tests()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [broken::tests(), codes::tests(), ends, hung::tests(), looked_up, lost::tests()].into_iter().flatten().collect()
 }
 
 /// A handler that waits for its turn before each event, and notes it then.
