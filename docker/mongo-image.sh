@@ -97,12 +97,13 @@ fill_wine() { # MONGOD-ROOT STAGE
   for file in bcrypt crypt32 dnsapi netapi32 nsiproxy ntdll secur32 win32u ws2_32; do
     programs+=("$(echo /usr/lib/*/wine/x86_64-unix/"$file.so")")
   done
-  # Opened by name: cryptography.
-  file=$(ldconfig -p | awk '/libgnutls\.so\.30 .*x86-64/ { print $NF; exit }')
-  if [ -n "$file" ]; then
+  # Opened by name: by Wine for cryptography, by libc for the end of a thread.
+  for file in libgnutls.so.30 libgcc_s.so.1; do
+    file=$(ldconfig -p | awk -v name="$file" '$1 == name && /x86-64/ && !found { print $NF; found = 1 }')
+    [ -n "$file" ] || continue
     cp -L "$file" "$stage/lib/"
     programs+=("$file")
-  fi
+  done
 }
 
 # Tagged last, so that nobody finds an image which does not start. No VOLUME: it would leave one behind for every container
