@@ -135,7 +135,7 @@ pub enum SubscribeError {
         id: SubscriptionId,
     },
     /// The source or the storage refuses it for good. Handling: the reason says what to do.
-    #[error("subscription {id} cannot start: {reason}")]
+    #[error("subscription {id} cannot start: {}", reason.pointing_to_runbook())]
     Refused {
         /// The id.
         id: SubscriptionId,
@@ -143,7 +143,7 @@ pub enum SubscribeError {
         reason: Reason,
     },
     /// It could not be started within `start_timeout`. Handling: the last reason says what was in the way.
-    #[error("subscription {id} could not start in time: {last}")]
+    #[error("subscription {id} could not start in time: {}", last.pointing_to_runbook())]
     TimedOut {
         /// The id.
         id: SubscriptionId,
@@ -175,7 +175,7 @@ impl SubscribeError {
 #[non_exhaustive]
 pub enum SubscriptionError {
     /// The run has stopped or stalled. Handling: the reason says what to do.
-    #[error("subscription {id} does not run: {reason}")]
+    #[error("subscription {id} does not run: {}", reason.pointing_to_runbook())]
     Ended {
         /// The id.
         id: SubscriptionId,

@@ -43,25 +43,26 @@
 //! * A new subscription's start is the deployment's present, pinned and stored before the cursor opens for delivery:
 //!   what is sent after `subscribe` has returned is delivered, whatever happens to the process. [`StartAt`] has the
 //!   other starts.
-//! * The *safe position* is the last one before which everything delivered is settled. Only it is ever stored, by
-//!   default after each event, at most every 10 ms ([`SaveMode`]). After a crash, what was settled and not stored yet
-//!   comes again ([`Delivery::may_be_repeat`]).
-//! * Replies without events move the safe position too, and are stored once a minute: a subscription whose filter
-//!   matches nothing for months keeps its place in the oplog.
+//! * Only the *safe position* is ever stored: the last one before which everything delivered is settled. After a crash,
+//!   what was settled and not stored yet comes again ([`Delivery::may_be_repeat`]).
+//! * Replies without events move it too: a subscription whose filter matches nothing for months keeps its place.
 //! * A save is accepted only from the owner of the id's newest claim, and only forward.
 //! * What heals by itself is retried for ever, visibly: [`State::Retrying`]. What needs a person stalls, what is over
 //!   stops, each with a [`Reason`]. Nothing ever goes on at "now" instead, unless you chose that by
 //!   [`StartAt::Always`].
+//!
+//! [The guide](guide) tells all of it: when the position is stored, what a kill costs, fences and epochs.
+//! [The runbook](runbook) says what to do about each reason.
 //!
 //! # Where to look
 //!
 //! | for | see |
 //! |---|---|
 //! | subscribing, and every setting | [`DurableSubscriptions`], [`Subscribe`], [`StartAt`], [`Filter`] |
-//! | handling | [`Handler`], [`Delivery`], [`ChangeEvent`], [`Failure`] |
+//! | handling | [`Handler`], [`BatchHandler`], [`Delivery`], [`ChangeEvent`], [`Failure`] |
 //! | a running subscription | [`Subscription`], [`Status`], [`State`], [`Reason`] |
 //! | what failed | [`SubscribeError`], [`SubscriptionError`], [`DecodeError`], [`SourceError`], [`StorageError`] |
-//! | MongoDB | [`ChangeStreamModel`], [`MongoCheckpointStorage`] |
+//! | MongoDB | [`ChangeStreamModel`], [`ConnectionPool`], [`MongoCheckpointStorage`] |
 //! | tests of a handler, without a server | [`memory`] |
 //! | a model or a storage of your own | [`SubscriptionModel`], [`Reader`], [`CheckpointStorage`], `conformance` |
 //! | positions by hand | [`Checkpoint`], [`Token`], [`Claim`], [`Save`], [`Record`] |
@@ -87,6 +88,7 @@ mod reason;
 mod start;
 
 // Seams: what a backend implements.
+mod batch_handler;
 mod handler;
 mod model;
 mod storage;
@@ -101,6 +103,9 @@ pub mod cli;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod durable;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod metrics;
 mod registry;
 mod run;
@@ -112,6 +117,7 @@ pub use bytes;
 pub use mongodb;
 
 pub use backoff::Backoff;
+pub use batch_handler::{BatchFailure, BatchHandler, BatchLimits};
 pub use checkpoint::{BadToken, Checkpoint, Kind, Token};
 pub use delivery::Delivery;
 pub use durable::{DurableSubscriptions, Subscribe};
@@ -124,8 +130,8 @@ pub use model::{
     Deployment, Fingerprint, Identity, Plan, Read, Reader, Reopening, Scope, SourceState, SubscriptionModel,
 };
 pub use mongo::{
-    ChangeStreamModel, ChangeStreamReader, FullDocument, FullDocumentBeforeChange, GlobalCheckpointSource,
-    MongoCheckpointStorage,
+    ChangeStreamModel, ChangeStreamReader, ConnectionPool, FullDocument, FullDocumentBeforeChange,
+    GlobalCheckpointSource, MongoCheckpointStorage,
 };
 pub use reason::Reason;
 pub use run::policy::{SaveMode, SavePolicy};
@@ -137,6 +143,14 @@ pub use storage::{
     StartPosition,
 };
 pub use subscription::Subscription;
+
+// Chapters of the documentation, and nothing else.
+#[cfg(any(doc, doctest))]
+#[doc = include_str!("guide/positions.md")]
+pub mod guide {}
+#[cfg(any(doc, doctest))]
+#[doc = include_str!("../docs/runbook.md")]
+pub mod runbook {}
 
 /// The examples in the README are compiled as tests of the documentation.
 #[cfg(doctest)]

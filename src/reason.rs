@@ -8,7 +8,8 @@ use crate::ids::Owner;
 
 /// Why a subscription retries, has stalled, has stopped or never started.
 ///
-/// Its `Display` is one sentence that says what happened, at which position, and what to do.
+/// Its `Display` is one sentence that says what happened, at which position, and what to do. The
+/// [runbook](crate::runbook) has a section for each: what is lost, what to look at, what to type.
 #[derive(Debug, Clone, PartialEq, Serialize, thiserror::Error)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -152,7 +153,26 @@ impl Reason {
         }
     }
 
-    /// The reason's name, in snake case: for metrics and logs.
+    /// Its section in the [runbook](crate::runbook): `docs/runbook.md#history_lost`. Log lines and errors that need a
+    /// person name it at their end.
+    ///
+    /// ```
+    /// # use mongosub::Reason;
+    /// assert_eq!(Reason::Deleted.runbook(), "docs/runbook.md#deleted");
+    /// ```
+    pub fn runbook(&self) -> String {
+        format!("docs/runbook.md#{}", self.name())
+    }
+
+    /// The sentence, with the section of the runbook at its end unless there is nothing to be done.
+    pub(crate) fn pointing_to_runbook(&self) -> String {
+        match self.exit_code() {
+            0 => self.to_string(),
+            _ => format!("{self} (runbook: {})", self.name()),
+        }
+    }
+
+    /// The reason's name, in snake case: for metrics, logs and the runbook.
     pub fn name(&self) -> &'static str {
         match self {
             Self::SourceUnavailable { .. } => "source_unavailable",

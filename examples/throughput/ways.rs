@@ -1,43 +1,54 @@
 //! The ways to read the same events, each until `events` of them have come.
 
+use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use futures::StreamExt;
-use mongosub::bson::{Document, Timestamp, doc};
-use mongosub::mongodb::{Collection, Database};
+use mongosub::bson::{Document, doc};
 use mongosub::{
-    ChangeStreamModel, Checkpoint, Delivery, DurableSubscriptions, MongoCheckpointStorage, Plan, Read, Reader,
-    SaveMode, Start, StartAt, SubscriptionModel,
+    ChangeStreamModel, Checkpoint, DecodeError, Delivery, DurableSubscriptions, MongoCheckpointStorage, Plan, Read,
+    Reader, SaveMode, Start, StartAt, SubscriptionModel,
 };
 use tokio::sync::Notify;
 
-/// What is read: where it lies, from when on, how many events.
-#[derive(Clone)]
-pub struct Feed {
-    pub database: Database,
-    pub orders: Collection<Document>,
-    pub start: Timestamp,
-    pub events: u64,
-}
+use crate::feed::Feed;
 
 /// (a) Our reader, nothing decoded.
-pub async fn reader(feed: &Feed) -> anyhow::Result<()> {
+pub async fn reader(feed: &Feed) -> anyhow::Result<Duration> {
+    let begun = Instant::now();
     let model = ChangeStreamModel::collection(&feed.orders);
     let mut reader = model.open(Some(&Checkpoint::Time(feed.start)), &Plan::default()).await?;
     let mut left = feed.events;
     while left > 0 {
-        if let Read::Event { .. } = reader.next().await.context("the feed ended")?? {
+        if let Read::Event { event, .. } = reader.next().await.context("the feed ended")?? {
+            black_box(event);
             left -= 1;
         }
     }
-    Ok(())
+    Ok(begun.elapsed())
 }
 
-/// (b), (c), (f) A durable subscription that stores every event.
-pub async fn durable(feed: &Feed, mode: SaveMode, decode: bool) -> anyhow::Result<()> {
+/// What the handler of a durable subscription does with an event.
+pub type Look = fn(&Delivery) -> Result<usize, DecodeError>;
+
+/// Reads one field.
+pub fn one_field(delivery: &Delivery) -> Result<usize, DecodeError> {
+    let document = delivery.event.raw_full_document()?;
+    Ok(document.and_then(|document| document.get_str("status").ok()).map_or(0, str::len))
+}
+
+/// Decodes the whole document.
+pub fn document(delivery: &Delivery) -> Result<usize, DecodeError> {
+    Ok(delivery.event.full_document::<Document>()?.map_or(0, |document| document.len()))
+}
+
+/// (b), (c), (f) A durable subscription with majority checkpoints that saves every event. What it takes to end is not
+/// part of what is measured.
+pub async fn durable(feed: &Feed, mode: SaveMode, look: Look) -> anyhow::Result<Duration> {
+    let begun = Instant::now();
     let checkpoints = feed.database.collection::<Document>("checkpoints");
     let subscriptions = DurableSubscriptions::new(
         ChangeStreamModel::collection(&feed.orders),
@@ -46,16 +57,12 @@ pub async fn durable(feed: &Feed, mode: SaveMode, decode: bool) -> anyhow::Resul
     let (left, done) = (Arc::new(AtomicU64::new(feed.events)), Arc::new(Notify::new()));
     let (remaining, last) = (left, done.clone());
     let handler = move |delivery: Delivery| {
-        let decoded = if decode {
-            delivery.event.full_document::<Document>().map(|document| document.map_or(0, |document| document.len()))
-        } else {
-            delivery.event.cluster_time().map(|time| time.increment as usize)
-        };
+        let seen = look(&delivery);
         if remaining.fetch_sub(1, Ordering::Relaxed) == 1 {
             last.notify_one();
         }
         async move {
-            std::hint::black_box(decoded?);
+            black_box(seen?);
             Ok(())
         }
     };
@@ -65,18 +72,14 @@ pub async fn durable(feed: &Feed, mode: SaveMode, decode: bool) -> anyhow::Resul
         () = done.notified() => {}
         reason = subscription.stopped() => bail!("stopped: {reason}"),
     }
-    let read = Instant::now();
+    let took = begun.elapsed();
     subscription.cancel().await?;
-    // The end is not part of what is measured.
-    ENDING.store(u64::try_from(read.elapsed().as_nanos())?, Ordering::Relaxed);
-    Ok(())
+    Ok(took)
 }
 
-/// How long the last `durable` took to end, in nanoseconds.
-pub static ENDING: AtomicU64 = AtomicU64::new(0);
-
 /// (d) A bare loop over the driver's raw batches.
-pub async fn raw(feed: &Feed) -> anyhow::Result<()> {
+pub async fn raw(feed: &Feed) -> anyhow::Result<Duration> {
+    let begun = Instant::now();
     let command = doc! {
         "aggregate": feed.orders.name(),
         "pipeline": [{ "$changeStream": { "startAtOperationTime": feed.start } }],
@@ -90,20 +93,21 @@ pub async fn raw(feed: &Feed) -> anyhow::Result<()> {
         let batch = cursor.next().await.context("the cursor ended")??;
         let slices = batch.doc_slices()?;
         for slice in slices {
-            std::hint::black_box(slice?);
+            black_box(slice?);
             left = left.saturating_sub(1);
         }
     }
-    Ok(())
+    Ok(begun.elapsed())
 }
 
 /// (e) The driver's typed change stream, without any durability.
-pub async fn driver(feed: &Feed) -> anyhow::Result<()> {
+pub async fn driver(feed: &Feed) -> anyhow::Result<Duration> {
+    let begun = Instant::now();
     let mut stream = feed.orders.watch().start_at_operation_time(feed.start).batch_size(1000).await?;
     for _ in 0..feed.events {
-        std::hint::black_box(stream.next().await.context("the stream ended")??);
+        black_box(stream.next().await.context("the stream ended")??);
     }
-    Ok(())
+    Ok(begun.elapsed())
 }
 
 /// Process CPU time of all threads that are there now and stay.

@@ -1,6 +1,7 @@
 //! A change event: a slice of the reply it came in, decoded where it is asked for. No I/O, no copy; nothing of an event
 //! is looked at before somebody asks.
 
+mod depth;
 mod operation;
 mod parts;
 
@@ -288,6 +289,12 @@ impl ChangeEvent {
 
     fn typed<'a, T: Deserialize<'a>>(&'a self, field: &str) -> Result<Option<T>, DecodeError> {
         let Some(document) = self.document(field)? else { return Ok(None) };
+        if depth::is_deeper(document, depth::SERVERS_LIMIT) {
+            return Err(DecodeError::new(
+                field,
+                format!("it is nested more than {} levels deep", depth::SERVERS_LIMIT),
+            ));
+        }
         bson::deserialize_from_slice(document.as_bytes()).map(Some).map_err(|error| decode_error(field, &error))
     }
 
@@ -297,6 +304,9 @@ impl ChangeEvent {
         Ok(if let (Some(db), Some(collection)) = names { Some(Namespace::new(db, collection)) } else { None })
     }
 }
+
+/// What is formatted recursively, wherever there happens to be little stack left.
+const DEEPEST_SHOWN: usize = 32;
 
 /// Operation, namespace and key; never what is in a document.
 impl fmt::Debug for ChangeEvent {
@@ -310,7 +320,10 @@ impl fmt::Debug for ChangeEvent {
             (_, Ok(Some(db))) => debug.field("database", &format_args!("{db}")),
             _ => &mut debug,
         };
-        if let Ok(Some(key)) = self.document_key::<Document>() {
+        if let Ok(Some(key)) = self.document("documentKey")
+            && !depth::is_deeper(key, DEEPEST_SHOWN)
+            && let Ok(key) = Document::try_from(key)
+        {
             debug.field("key", &format_args!("{key}"));
         }
         debug.field("bytes", &self.raw.len()).finish()

@@ -4,11 +4,14 @@
 mod call;
 mod checkpoint_storage;
 mod classify;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod hello;
 mod identity;
 mod model;
 mod occurrent;
 mod open;
+mod pool;
 mod present;
 mod reader;
 mod record;
@@ -25,4 +28,5 @@ pub use checkpoint_storage::MongoCheckpointStorage;
 #[cfg(feature = "cli")]
 pub(crate) use classify::describe;
 pub use model::{ChangeStreamModel, FullDocument, FullDocumentBeforeChange, GlobalCheckpointSource};
+pub use pool::ConnectionPool;
 pub use reader::ChangeStreamReader;

@@ -8,6 +8,7 @@ use mongodb::options::{ReadPreference, SelectionCriteria};
 use mongodb::{Client, Collection, Database};
 
 use super::open::Source;
+use super::pool::ConnectionPool;
 use super::reader::ChangeStreamReader;
 use super::{identity, present, stages, task};
 use crate::checkpoint::Checkpoint;
@@ -22,7 +23,8 @@ use crate::reason::Reason;
 /// with majority read concern, where the handle it is made of reads ([`read_preference`](Self::read_preference)).
 ///
 /// Each open stream keeps one connection of its client busy: give the client a `max_pool_size` of at least the streams
-/// plus 16, or the streams a client of their own.
+/// plus 16, or the streams a client of their own, and name it ([`connection_pool`](Self::connection_pool)), so that a
+/// pool that is too small is warned about.
 ///
 /// ```no_run
 /// use mongosub::{ChangeStreamModel, FullDocument};
@@ -45,6 +47,7 @@ pub struct ChangeStreamModel {
     criteria: Option<SelectionCriteria>,
     max_await_time: Duration,
     global_checkpoint: GlobalCheckpointSource,
+    pool: ConnectionPool,
 }
 
 /// Which document an `update` event carries. Default: none, only what changed.
@@ -142,6 +145,7 @@ impl ChangeStreamModel {
             criteria: criteria.cloned(),
             max_await_time: Duration::from_secs(1),
             global_checkpoint: GlobalCheckpointSource::default(),
+            pool: ConnectionPool::default(),
         }
     }
 
@@ -193,6 +197,15 @@ impl ChangeStreamModel {
         self
     }
 
+    /// The pool of the client it is read by: its `max_pool_size` as a number, or a [`ConnectionPool`] that the models of
+    /// one client share. Default: one of the driver's own default, 10, for this model and its clones.
+    ///
+    /// It changes nothing but the warning that too few connections are left over.
+    pub fn connection_pool(mut self, pool: impl Into<ConnectionPool>) -> Self {
+        self.pool = pool.into();
+        self
+    }
+
     /// What it reads.
     pub fn scope(&self) -> &Scope {
         &self.scope
@@ -220,6 +233,7 @@ impl ChangeStreamModel {
             comment: self.comment.clone(),
             criteria: self.criteria.clone(),
             max_await_time: self.max_await_time,
+            pool: self.pool.clone(),
         }
     }
 }
@@ -304,6 +318,7 @@ impl fmt::Debug for ChangeStreamModel {
             .field("read", &self.criteria)
             .field("max_await_time", &self.max_await_time)
             .field("global_checkpoint", &self.global_checkpoint)
+            .field("pool", &self.pool)
             .finish_non_exhaustive()
     }
 }

@@ -35,7 +35,7 @@ pub(super) const PATTERN: &str = concat!(
 );
 
 /// The token or operation time that a text of Occurrent's holds; `None` when it holds neither.
-pub(super) fn position<'a>(text: &'a str) -> Option<Checkpoint> {
+pub(crate) fn position<'a>(text: &'a str) -> Option<Checkpoint> {
     let text = text.trim_matches(WHITE);
     if let Ok(token) = Token::new(text) {
         return Some(token.into());

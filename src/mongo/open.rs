@@ -14,6 +14,7 @@ use mongodb::raw_batch_cursor::{RawBatch, RawBatchCursor};
 
 use super::call::{DEADLINE, call};
 use super::classify::{Circumstances, Class, Fault, Phase};
+use super::pool::ConnectionPool;
 use super::step::How;
 use crate::checkpoint::Checkpoint;
 use crate::error::SourceError;
@@ -37,6 +38,8 @@ pub(super) struct Source {
     pub(super) comment: Option<Bson>,
     pub(super) criteria: Option<SelectionCriteria>,
     pub(super) max_await_time: Duration,
+    /// The pool of the client it is read by.
+    pub(super) pool: ConnectionPool,
 }
 
 /// A cursor whose first reply has not been read yet.

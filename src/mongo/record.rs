@@ -1,9 +1,13 @@
 //! The stored record: what stands in which field, and how it is read. No I/O; called by `checkpoint_storage.rs`.
 //!
 //! Whatever is refused here must be refused by [`readable`](super::record_pipeline::readable) too, and the other way
-//! round: a write leaves alone exactly what a read refuses.
+//! round: a write leaves alone exactly what a read refuses. But what no expression of a server can tell is refused here
+//! alone, before any write: a field that stands twice, and text that is not UTF-8.
 
-use bson::{Bson, DateTime, Document, RawDocument, Timestamp, doc};
+use std::collections::HashSet;
+
+use bson::raw::RawElement;
+use bson::{Bson, DateTime, Document, RawBsonRef, RawDocument, Timestamp, doc};
 
 use super::occurrent;
 use crate::checkpoint::{Checkpoint, Kind, Token};
@@ -27,7 +31,7 @@ pub(super) const LEGACY_CHECKPOINT: &str = "subscriptionPosition";
 pub(super) const POSITIONS: [&str; 4] = [RESUME_TOKEN, OPERATION_TIME, CHECKPOINT, LEGACY_CHECKPOINT];
 
 /// The field a position is stored in, and what is stored there.
-pub(super) fn encode_position(position: &Checkpoint) -> (&'static str, Bson) {
+pub(crate) fn encode_position(position: &Checkpoint) -> (&'static str, Bson) {
     match position {
         Checkpoint::Token(token) => (RESUME_TOKEN, doc! { "_data": token.as_str() }.into()),
         Checkpoint::Time(time) => (OPERATION_TIME, (*time).into()),
@@ -36,7 +40,7 @@ pub(super) fn encode_position(position: &Checkpoint) -> (&'static str, Bson) {
 }
 
 /// A source as it is stored.
-pub(super) fn encode_source(source: &Source) -> Document {
+pub(crate) fn encode_source(source: &Source) -> Document {
     let mut stored = match &source.scope {
         Scope::Collection(namespace) => {
             doc! { "scope": "collection", "db": &namespace.db, "collection": &namespace.collection }
@@ -57,11 +61,11 @@ pub(super) fn encode_source(source: &Source) -> Document {
 ///
 /// # Errors
 /// [`StorageError::Unreadable`] naming the field.
-pub(super) fn decode(id: &SubscriptionId, stored: &RawDocument) -> Result<Record, StorageError> {
-    let unreadable = |field, message| StorageError::Unreadable { id: id.to_string(), field, message };
-    let stored = Document::try_from(stored)
-        .map_err(|error| unreadable("(the whole record)".into(), format!("is no valid BSON: {error}")))?;
-    decode_fields(id, &stored).map_err(|Wrong { field, message }| unreadable(field, message))
+pub(crate) fn decode(id: &SubscriptionId, stored: &RawDocument) -> Result<Record, StorageError> {
+    decode_fields(id, stored).map_err(|Wrong { field, message }| {
+        let field = if field.is_empty() { "(the whole record)".to_owned() } else { field };
+        StorageError::Unreadable { id: id.to_string(), field, message }
+    })
 }
 
 /// A field that cannot be read, and what is wrong with it.
@@ -70,11 +74,11 @@ struct Wrong {
     message: String,
 }
 
-fn decode_fields(id: &SubscriptionId, stored: &Document) -> Result<Record, Wrong> {
-    let root = Fields { stored, path: "" };
+fn decode_fields(id: &SubscriptionId, stored: &RawDocument) -> Result<Record, Wrong> {
+    let root = Fields::of(stored, "")?;
     let mut record = Record::empty(id.clone());
     if let Some(ours) = root.document(OURS)? {
-        let ours = Fields { stored: ours, path: "mongosub." };
+        let ours = Fields::of(ours, "mongosub.")?;
         let schema = ours.required("schema", ours.number("schema")?)?;
         if schema != SCHEMA {
             return Err(ours.wrong("schema", format!("is {schema}, and this version reads {SCHEMA} only")));
@@ -104,14 +108,14 @@ fn decode_fields(id: &SubscriptionId, stored: &Document) -> Result<Record, Wrong
 
 /// A position we stored comes with an epoch; without one it is another program's, and its text one of that program's.
 fn decode_position(root: &Fields<'_>, is_ours: bool) -> Result<Option<Checkpoint>, Wrong> {
-    let mut found = POSITIONS.into_iter().filter(|field| root.stored.contains_key(field));
+    let mut found = POSITIONS.into_iter().filter(|field| root.get(field).is_some());
     let Some(field) = found.next() else { return Ok(None) };
     if let Some(second) = found.next() {
         return Err(root.wrong(second, format!("is a second position beside {field:?}")));
     }
     let position = match field {
         RESUME_TOKEN => {
-            let token = Fields { stored: root.required(field, root.document(field)?)?, path: "resumeToken." };
+            let token = Fields::of(root.required(field, root.document(field)?)?, "resumeToken.")?;
             let data = token.required("_data", token.text("_data")?)?;
             Token::new(data).map_err(|error| token.wrong("_data", format!("is {error}")))?.into()
         }
@@ -132,8 +136,8 @@ fn decode_position(root: &Fields<'_>, is_ours: bool) -> Result<Option<Checkpoint
     Ok(Some(position))
 }
 
-fn decode_source(stored: &Document) -> Result<Source, Wrong> {
-    let source = Fields { stored, path: "mongosub.source." };
+fn decode_source(stored: &RawDocument) -> Result<Source, Wrong> {
+    let source = Fields::of(stored, "mongosub.source.")?;
     let named = |field| source.required(field, source.text(field)?).map(str::to_owned);
     let scope = match named("scope")?.as_str() {
         "collection" => Scope::Collection(Namespace { db: named("db")?, collection: named("collection")? }),
@@ -145,13 +149,35 @@ fn decode_source(stored: &Document) -> Result<Source, Wrong> {
     Ok(Source::new(scope, optional("collectionUUID")?, optional("setName")?))
 }
 
-/// The fields of a document, read by type; absent is `None`, another type is wrong.
+/// The fields of a document, read by type; absent is `None`, another type is wrong. What is not asked for is not decoded.
 struct Fields<'a> {
-    stored: &'a Document,
+    stored: Vec<RawElement<'a>>,
     path: &'static str,
 }
 
 impl<'a> Fields<'a> {
+    /// Refuses a field that stands twice: readers differ about which of the two counts.
+    fn of(stored: &'a RawDocument, path: &'static str) -> Result<Self, Wrong> {
+        let mut fields = Self { stored: Vec::new(), path };
+        let mut names = HashSet::new();
+        for element in stored.iter_elements() {
+            let element = element.map_err(|error| Wrong {
+                field: path.trim_end_matches('.').to_owned(),
+                message: format!("is no valid BSON: {error}"),
+            })?;
+            let name = element.key().as_str();
+            if !names.insert(name) {
+                return Err(fields.wrong(name, "stands there twice"));
+            }
+            fields.stored.push(element);
+        }
+        Ok(fields)
+    }
+
+    fn get(&self, field: &str) -> Option<&RawElement<'a>> {
+        self.stored.iter().find(|element| element.key().as_str() == field)
+    }
+
     fn wrong(&self, field: &str, message: impl Into<String>) -> Wrong {
         Wrong { field: format!("{}{field}", self.path), message: message.into() }
     }
@@ -164,40 +190,40 @@ impl<'a> Fields<'a> {
         &self,
         field: &str,
         expected: &str,
-        take: impl FnOnce(&'a Bson) -> Option<T>,
+        take: impl FnOnce(RawBsonRef<'a>) -> Option<T>,
     ) -> Result<Option<T>, Wrong> {
-        match self.stored.get(field) {
-            None => Ok(None),
-            Some(value) => take(value)
-                .map(Some)
-                .ok_or_else(|| self.wrong(field, format!("is not {expected} but {:?}", value.element_type()))),
+        let Some(element) = self.get(field) else { return Ok(None) };
+        let value = element.value().map_err(|error| self.wrong(field, format!("is no valid BSON: {error}")))?;
+        match take(value) {
+            Some(taken) => Ok(Some(taken)),
+            None => Err(self.wrong(field, format!("is not {expected} but {:?}", element.element_type()))),
         }
     }
 
-    fn document(&self, field: &str) -> Result<Option<&'a Document>, Wrong> {
-        self.typed(field, "a document", Bson::as_document)
+    fn document(&self, field: &str) -> Result<Option<&'a RawDocument>, Wrong> {
+        self.typed(field, "a document", |value| value.as_document())
     }
 
     fn text(&self, field: &str) -> Result<Option<&'a str>, Wrong> {
-        self.typed(field, "a string", Bson::as_str)
+        self.typed(field, "a string", |value| value.as_str())
     }
 
     fn date(&self, field: &str) -> Result<Option<DateTime>, Wrong> {
-        self.typed(field, "a date", |value| value.as_datetime().copied())
+        self.typed(field, "a date", |value| value.as_datetime())
     }
 
     fn timestamp(&self, field: &str) -> Result<Option<Timestamp>, Wrong> {
-        self.typed(field, "a timestamp", Bson::as_timestamp)
+        self.typed(field, "a timestamp", |value| value.as_timestamp())
     }
 
     fn boolean(&self, field: &str) -> Result<Option<bool>, Wrong> {
-        self.typed(field, "a boolean", Bson::as_bool)
+        self.typed(field, "a boolean", |value| value.as_bool())
     }
 
     fn number(&self, field: &str) -> Result<Option<i64>, Wrong> {
         let number = self.typed(field, "an integer", |value| match value {
-            Bson::Int32(number) => Some(i64::from(*number)),
-            Bson::Int64(number) => Some(*number),
+            RawBsonRef::Int32(number) => Some(i64::from(number)),
+            RawBsonRef::Int64(number) => Some(number),
             _ => None,
         })?;
         match number {

@@ -37,13 +37,17 @@ impl Reply {
         Self::read(Bytes::from_owner(Owned(batch)))
     }
 
-    fn read(bytes: Bytes) -> Result<Self, Fault> {
+    pub(super) fn read(bytes: Bytes) -> Result<Self, Fault> {
         let broken = |error: &dyn std::fmt::Display| Fault::fatal(format!("a reply cannot be read: {error}"));
         let reply = RawDocument::from_bytes(&bytes).map_err(|error| broken(&error))?;
         let (mut batch, mut post_batch, mut closed) = (None::<&RawArray>, None, false);
         for element in reply.get_document("cursor").map_err(|error| broken(&error))? {
             match element.map_err(|error| broken(&error))? {
-                (key, RawBsonRef::Array(events)) if key == "firstBatch" || key == "nextBatch" => batch = Some(events),
+                (key, RawBsonRef::Array(events)) if key == "firstBatch" || key == "nextBatch" => {
+                    if batch.replace(events).is_some() {
+                        return Err(broken(&"it has two batches"));
+                    }
+                }
                 (key, RawBsonRef::Document(id)) if key == "postBatchResumeToken" => {
                     let data = id.get_str("_data").map_err(|error| broken(&error))?;
                     post_batch = Some(Token::new(data).map_err(|error| broken(&error))?);
@@ -180,11 +184,12 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_reply_without_a_batch_or_with_an_event_without_a_token_is_refused() {
+    fn a_reply_without_a_batch_or_with_two_or_with_an_event_without_a_token_is_refused() {
         let read = |reply: RawDocumentBuf| Reply::read(Bytes::from(reply.into_bytes()));
         assert!(read(rawdoc! { "ok": 1 }).is_err());
         assert!(read(rawdoc! { "cursor": { "id": 1_i64 } }).is_err());
         assert!(read(rawdoc! { "cursor": { "id": 1_i64, "nextBatch": [ { "a": 1 } ] } }).is_err());
+        assert!(read(rawdoc! { "cursor": { "firstBatch": [], "id": 1_i64, "nextBatch": [] } }).is_err());
         assert!(read(rawdoc! { "cursor": { "id": 0_i64, "nextBatch": [] } }).unwrap().closed);
     }
 }

@@ -65,7 +65,7 @@ fn let_invalidates_through(stages: &[Document]) -> Vec<Document> {
 }
 
 /// Refuses stages that are no stages, and those that visibly take or change `_id`, without which no position is known.
-pub(super) fn check(stages: &[Document]) -> Result<(), String> {
+pub(crate) fn check(stages: &[Document]) -> Result<(), String> {
     for (index, stage) in stages.iter().enumerate() {
         let refused = |why: &str| Err(format!("stage {} of the pipeline {why}", index + 1));
         let mut fields = stage.iter();
@@ -74,6 +74,9 @@ pub(super) fn check(stages: &[Document]) -> Result<(), String> {
         };
         if !name.starts_with('$') {
             return refused(&format!("is no stage: {name:?} does not begin with `$`"));
+        }
+        if let Err(error) = stage.to_vec() {
+            return refused(&format!("({name}) cannot be sent: {error}"));
         }
         if changes_id(name, argument) {
             return refused(&format!(
@@ -188,6 +191,7 @@ mod tests {
             doc! { "$match": {}, "$project": {} },
             doc! { "operationType": "insert" },
             doc! { "$changeStreamSplitLargeEvent": {} },
+            doc! { "$match": { "a\0b": 1 } },
             doc! {},
         ] {
             assert!(check(std::slice::from_ref(&stage)).is_err(), "{stage}");

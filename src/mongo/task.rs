@@ -11,6 +11,7 @@ use tracing::Instrument;
 
 use super::classify::{Class, Fault, Phase};
 use super::open::{Source, Stream};
+use super::pool::OpenStream;
 use super::present;
 use super::reader::{Batch, ChangeStreamReader, Holding, Item};
 use super::reply::Reply;
@@ -76,6 +77,8 @@ struct Task {
     holding: Arc<Holding>,
     /// Since when there has been no good read.
     lost: Option<tokio::time::Instant>,
+    /// Counted while it reads, and while it opens again.
+    _counted: OpenStream,
 }
 
 impl Task {
@@ -88,7 +91,19 @@ impl Task {
         let (state, watched) = watch::channel(SourceState::default());
         let backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
         let holding = Arc::default();
-        let task = Self { source, position, dropping: true, recovery, backoff, items, state, holding, lost: None };
+        let counted = source.pool.open();
+        let task = Self {
+            source,
+            position,
+            dropping: true,
+            recovery,
+            backoff,
+            items,
+            state,
+            holding,
+            lost: None,
+            _counted: counted,
+        };
         (task, received, watched)
     }
 
@@ -260,6 +275,7 @@ impl Task {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pool::ConnectionPool;
     use super::super::reply::tests::{quiet, reply, token};
     use super::*;
     use crate::checkpoint::Token;
@@ -283,6 +299,7 @@ mod tests {
             comment: None,
             criteria: None,
             max_await_time: Duration::from_secs(1),
+            pool: ConnectionPool::default(),
         };
         let (task, items, state) = Task::new(source, position, Recovery::default());
         Bench { task, state, _items: items }

@@ -20,7 +20,7 @@ pub(super) fn of_event(event: &RawDocument) -> Result<Token, Fault> {
 /// Within one layout version the hex decides. A server or a pipeline of another layout (`2B02`, `2B04`) gives the same
 /// event another hex; then what both layouts share decides, and the event at the position itself comes again: a
 /// repeat, where the hex would have lost the rest of a transaction.
-pub(super) fn covers(position: &Token, event: &Token) -> bool {
+pub(crate) fn covers(position: &Token, event: &Token) -> bool {
     let (position, event) = (position.as_str(), event.as_str());
     if position.get(VERSION) == event.get(VERSION) {
         return event <= position;

@@ -13,7 +13,7 @@ const LAYERS: &[Layer] = &[
         beside: true,
         modules: &["backoff", "checkpoint", "delivery", "error", "event", "filter", "ids", "reason", "start"],
     },
-    Layer { name: "seams", beside: true, modules: &["handler", "model", "storage"] },
+    Layer { name: "seams", beside: true, modules: &["batch_handler", "handler", "model", "storage"] },
     Layer {
         name: "backends, status and suites",
         beside: false,
@@ -23,6 +23,7 @@ const LAYERS: &[Layer] = &[
     Layer { name: "public faces", beside: true, modules: &["durable", "metrics", "registry", "subscription"] },
     Layer { name: "front ends", beside: false, modules: &["cli"] },
     Layer { name: "programs", beside: false, modules: &["bin"] },
+    Layer { name: "fuzzing", beside: false, modules: &["fuzz"] },
 ];
 
 struct Layer {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
+mod batches;
 mod crash;
 mod filter;
 mod handler_faults;
@@ -11,6 +12,7 @@ mod life;
 mod main_path;
 mod memory_model;
 mod quiet;
+mod runbook;
 mod saving;
 mod source_faults;
 mod start_checks;

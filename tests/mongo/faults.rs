@@ -23,11 +23,12 @@ use tokio::sync::Semaphore;
 
 use crate::{
     seen::{PATIENCE, Seen, Subscriptions, insert, storage, things},
-    support::{Server, wait_for, wait_until},
+    support::{Server, on_any_server, wait_for, wait_until},
 };
 
 pub fn tests() -> Vec<Trial> {
-    [broken::tests(), codes::tests(), ends::tests(), hung::tests(), looked_up::tests(), lost::tests()]
+    let (ends, looked_up) = (on_any_server(ends::tests()), on_any_server(looked_up::tests()));
+    [broken::tests(), codes::tests(), ends, hung::tests(), looked_up, lost::tests()]
         .into_iter()
         .flatten()
         .collect()

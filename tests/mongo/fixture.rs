@@ -114,6 +114,28 @@ fn own() -> Vec<Trial> {
             server.pause().await;
             Ok(())
         }),
+        test(
+            "a client that is cut off hears nothing until its link is healed, and no other client notices",
+            |_| async {
+                let server = Server::own(Options::default().linked()).await;
+                let database = server.client_named("cut off").await.database("admin");
+                let ping = || doc! { "ping": 1 };
+                database.run_command(ping()).await?;
+                server.cut_client("cut off", 0);
+                let mut silent = tokio::spawn({
+                    let database = database.clone();
+                    async move { database.run_command(ping()).await }
+                });
+                let silence = tokio::time::timeout(Duration::from_millis(300), &mut silent).await;
+                assert!(silence.is_err(), "an answer over a cut link: {silence:?}");
+                server.client_named("another").await.database("admin").run_command(ping()).await?;
+                server.heal();
+                // Answered or given up; the next one is answered.
+                let _ = silent.await?;
+                database.run_command(ping()).await?;
+                Ok(())
+            },
+        ),
         test("of three nodes another one takes over from a killed primary", |_| async {
             let server = Server::own(Options::default().nodes(3)).await;
             let things = server.fresh_database().await.collection::<Document>("things");

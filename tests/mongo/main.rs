@@ -1,16 +1,20 @@
 //! Tests against real replica sets; `tests/support` says where those come from.
 //!
-//! `cargo test --test mongo -- part of a name` runs some of them. Four run at a time unless `--test-threads` says otherwise.
+//! `cargo test --test mongo -- part of a name` runs some of them, `-- '[any server]'` those that hold on every version of
+//! the server and that its version may bear on: `on_any_server` marks them. Four run at a time unless `--test-threads`
+//! says otherwise.
 #![allow(unreachable_pub, reason = "a test binary exports nothing; `pub` here means: for the other modules")]
 #![allow(clippy::unwrap_used, reason = "all of this is tests")]
 
 mod bad_input;
+mod bounds;
 mod demo;
 mod faults;
 mod filter;
 mod fixture;
 mod hole;
 mod kill;
+mod matrix;
 mod model;
 mod occurrent;
 mod own_writes;
@@ -25,8 +29,11 @@ mod two_processes;
 
 use std::process::ExitCode;
 
+use support::on_any_server;
+
 /// What a child process of these tests can be told to do.
 const ROLES: &[support::child::Role] = &[
+    ("bounds", bounds::play),
     ("test-run", fixture::test_run),
     ("killed-subscriber", kill::play),
     ("talk", rights::talk),
@@ -35,21 +42,23 @@ const ROLES: &[support::child::Role] = &[
 
 fn tests() -> Vec<libtest_mimic::Trial> {
     [
-        bad_input::tests(),
+        on_any_server(bad_input::tests()),
+        bounds::tests(),
         demo::tests(),
         faults::tests(),
-        filter::tests(),
+        on_any_server(filter::tests()),
         fixture::tests(),
-        hole::tests(),
-        kill::tests(),
+        on_any_server(hole::tests()),
+        on_any_server(kill::tests()),
+        matrix::tests(),
         model::tests(),
-        occurrent::tests(),
-        own_writes::tests(),
-        quiet::tests(),
-        reopen::tests(),
-        rights::tests(),
-        storage::tests(),
-        two_processes::tests(),
+        on_any_server(occurrent::tests()),
+        on_any_server(own_writes::tests()),
+        on_any_server(quiet::tests()),
+        on_any_server(reopen::tests()),
+        on_any_server(rights::tests()),
+        on_any_server(storage::tests()),
+        on_any_server(two_processes::tests()),
     ]
     .into_iter()
     .flatten()

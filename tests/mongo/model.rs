@@ -13,20 +13,23 @@ use mongosub::{
 
 use crate::{
     seen::{PATIENCE, Seen, Subscriptions, insert, storage, things},
-    support::{Context, Fixture, Options, Server, test, wait_for, wait_until},
+    support::{Context, Fixture, Options, Server, on_any_server, test, wait_for, wait_until},
 };
 
 pub fn tests() -> Vec<Trial> {
-    let here = vec![
+    let here = on_any_server(vec![
         plain("a scope reads what lies in it and nothing else", scopes),
+        plain("the server shows the comment beside the stream", comment),
+        test("a stream is read from a secondary, and its positions come from the primary", |_| from_a_secondary()),
+    ]);
+    let from_6_0 = vec![
         plain("an update carries the document that was asked for", full_documents),
         plain("an event carries the document as it was before", documents_before),
         plain("a document that must be there and is not stalls the subscription", required_document),
         plain("expanded events are read when asked for", expanded_events),
-        plain("the server shows the comment beside the stream", comment),
-        test("a stream is read from a secondary, and its positions come from the primary", |_| from_a_secondary()),
     ];
-    [here, large::tests(), starts::tests()].into_iter().flatten().collect()
+    let starts = on_any_server(starts::tests());
+    [here, from_6_0, starts, large::tests()].into_iter().flatten().collect()
 }
 
 /// A test on the shared server, in a database of its own.

@@ -9,7 +9,7 @@ use mongodb::{
 };
 use tokio::sync::OwnedMutexGuard;
 
-use super::{background, server::Server};
+use super::{background, links::Cut, server::Server};
 
 const DISARMED_WITHIN: Duration = Duration::from_secs(10);
 const OPLOG_ROLLS_WITHIN: Duration = Duration::from_secs(60);
@@ -107,6 +107,34 @@ impl Server {
 
     pub async fn unpause_node(&self, number: usize) {
         self.with_node(number, move |server| async move { server.node(number).unpause().await }).await;
+    }
+
+    /// An orderly shutdown of one node, which first tells its clients for a second that it will go; returns when it is gone.
+    pub async fn stop_node(&self, number: usize) {
+        let clients = self.client_of_each_node().await;
+        let shutdown = doc! { "shutdown": 1, "force": true, "timeoutSecs": 1 };
+        // The answer to this command is the end of the connection.
+        let _ = clients[number].database("admin").run_command(shutdown).await;
+        self.with_node(number, move |server| async move {
+            server.node(number).ended().await;
+            Ok(())
+        })
+        .await;
+    }
+
+    /// Cuts a node from the other nodes and from all clients: nothing arrives any more, and nobody is told.
+    pub fn cut_node(&self, number: usize) {
+        self.links().cut(Cut::Node(self.node(number).port()));
+    }
+
+    /// Cuts a node from the clients of `client_named(app_name)`, and from nobody else.
+    pub fn cut_client(&self, app_name: &str, number: usize) {
+        self.links().cut(Cut::Client { app_name: app_name.into(), node: self.node(number).port() });
+    }
+
+    /// Everything arrives again, also what was sent meanwhile.
+    pub fn heal(&self) {
+        self.links().heal();
     }
 
     /// The number of the node that is primary, to be given to `kill_node` and the like.

@@ -89,6 +89,12 @@ where
     })
 }
 
+/// Marks tests of what a server's version may bear on. They hold on every version, and where versions differ the test asks
+/// the server which one it is. `.ci/run` runs them against older servers too: `-- '[any server]'`.
+pub fn on_any_server(tests: Vec<Trial>) -> Vec<Trial> {
+    tests.into_iter().map(|test| test.with_kind("any server")).collect()
+}
+
 fn perform<F, Fut>(context: Context, limit: Duration, body: F) -> Result<(), Failed>
 where
     F: FnOnce(Context) -> Fut,

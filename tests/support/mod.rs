@@ -1,7 +1,7 @@
 //! Real servers for tests, and the harness that runs the tests against them.
 //!
 //! `choice` says where a server comes from, `options` and `node` start one `mongod` as a container or as a process, `server`
-//! makes a deployment of it, `pool` shares those that no test breaks. `faults` breaks them. `run` and `guard` see to it that
+//! makes a deployment of it, `pool` shares those that no test breaks. `faults` breaks them, `links` cuts the network between them. `run` and `guard` see to it that
 //! nothing is left behind, `child` starts this binary again in another role, `harness` turns an async body into a trial.
 //!
 //! Environment:
@@ -19,6 +19,7 @@ pub mod container;
 pub mod faults;
 pub mod guard;
 pub mod harness;
+pub mod links;
 pub mod node;
 pub mod options;
 pub mod pool;
@@ -29,7 +30,7 @@ pub mod wait;
 
 pub use child::Child;
 pub use faults::{FailMode, FailPoint};
-pub use harness::{Context, LIMIT, test, test_within};
+pub use harness::{Context, LIMIT, on_any_server, test, test_within};
 pub use options::{ADMIN, Options, User, WRITER};
 pub use pool::{Fixture, Kind};
 pub use server::Server;

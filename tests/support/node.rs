@@ -9,6 +9,7 @@ use std::{
 use super::{
     choice::{Launcher, choice},
     container::Container,
+    links::{Links, Proxy},
     options::Options,
     process::Process,
 };
@@ -18,6 +19,8 @@ const TRIES: u32 = 5;
 pub struct Node {
     port: u16,
     host: Host,
+    /// What the others reach it by, when that is not its own port.
+    proxy: Option<Proxy>,
 }
 
 enum Host {
@@ -27,7 +30,7 @@ enum Host {
 
 impl Node {
     /// Returns when the server listens. It is no replica set yet.
-    pub async fn start(options: &Options, set: &str) -> anyhow::Result<Self> {
+    pub async fn start(options: &Options, set: &str, links: &Links) -> anyhow::Result<Self> {
         let mut tries = 1;
         loop {
             // Between the look at the port and the server's own, somebody else may take it.
@@ -40,7 +43,10 @@ impl Node {
                 Launcher::Process => Process::start(arguments, options.needs_key(), port).await.map(Host::Process),
             };
             match host {
-                Ok(host) => return Ok(Self { port, host }),
+                Ok(host) => {
+                    let proxy = if options.linked { Some(Proxy::start(port, links).await?) } else { None };
+                    return Ok(Self { port, host, proxy });
+                }
                 Err(error) if tries == TRIES => return Err(error),
                 Err(error) => eprintln!("starting a server once more: {error:#}"),
             }
@@ -49,7 +55,12 @@ impl Node {
     }
 
     pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        format!("127.0.0.1:{}", self.proxy.as_ref().map_or(self.port, Proxy::port))
+    }
+
+    /// The port that it listens on itself.
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// The container's id or the process's.

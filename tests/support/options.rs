@@ -24,6 +24,10 @@ pub struct Options {
     pub oplog_megabytes: u32,
     pub syncdelay_seconds: Option<u32>,
     pub noop_seconds: u32,
+    /// What the server keeps in memory.
+    pub cache_megabytes: u32,
+    /// Whether members and clients reach each node over a link that can be cut.
+    pub linked: bool,
     pub parameters: Vec<(String, String)>,
 }
 
@@ -36,6 +40,8 @@ impl Default for Options {
             oplog_megabytes: 16,
             syncdelay_seconds: None,
             noop_seconds: 1,
+            cache_megabytes: 256,
+            linked: false,
             parameters: Vec::new(),
         }
     }
@@ -62,6 +68,11 @@ impl Options {
         Self { nodes, ..self }
     }
 
+    /// For `Server::cut_node` and `Server::cut_client`.
+    pub fn linked(self) -> Self {
+        Self { linked: true, ..self }
+    }
+
     /// One more `--setParameter`.
     pub fn parameter(mut self, name: &str, value: &str) -> Self {
         self.parameters.push((name.into(), value.into()));
@@ -73,12 +84,12 @@ impl Options {
         let mut arguments: Vec<String> = [
             "--bind_ip=127.0.0.1",
             "--nounixsocket",
-            "--wiredTigerCacheSizeGB=0.25",
             "--wiredTigerEngineConfigString=log=(file_max=8MB,prealloc=false)",
         ]
         .map(Into::into)
         .into();
         arguments.push(format!("--port={port}"));
+        arguments.push(format!("--wiredTigerCacheSizeGB={}", f64::from(self.cache_megabytes) / 1024.0));
         if let Some(seconds) = self.syncdelay_seconds {
             arguments.push(format!("--syncdelay={seconds}"));
         }

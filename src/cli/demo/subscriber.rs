@@ -57,7 +57,7 @@ async fn subscribe(args: &Args) -> Result<(), String> {
         // The demo holds the other end, and closes it by ending, however it ends.
         _ = stdin.read(&mut nothing) => return Ok(()),
     };
-    Err(reason.to_string())
+    Err(reason.pointing_to_runbook())
 }
 
 async fn handle(delivery: Delivery) -> Result<(), Failure> {
