@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use mongosub::{
-    Checkpoint, Reason, State, SubscribeError,
+    Checkpoint, DurableSubscriptions, Reason, State, SubscribeError, Subscription,
     bson::{Document, doc},
     mongodb::{Database, error::ErrorKind},
 };
 
 use super::{APP, Line, hit_by_faults, kill_cursors, stalls};
 use crate::{
-    seen::{PATIENCE, Seen, Subscriptions, insert, record, things},
+    seen::{PATIENCE, Seen, insert, record, storage, things},
     support::{FailMode, FailPoint, Fixture, Kind, Options, Server, server::code, test, wait_until},
 };
 
@@ -282,51 +282,39 @@ async fn behind_an_invalidate(keeper: Fixture) -> anyhow::Result<()> {
     let server = Server::own(Options::default().parameter("writePeriodicNoops", "false")).await;
     let database = server.fresh_database().await;
     let stream = hit_by_faults(&server, &database).await;
-    let subscriptions: Subscriptions =
-        mongosub::DurableSubscriptions::new(stream.model().clone(), crate::seen::storage(&keeper.database));
+    let subscriptions = DurableSubscriptions::new(stream.model().clone(), storage(&keeper.database));
+    let is_refused = |reason: Option<&Reason>, injected: i32| matches!(reason, Some(Reason::BadPosition { code, .. }) if *code == injected);
     let mut counted = 0;
     for phase in [Phase::GetMore, Phase::Open] {
         for (code, _) in rows(phase, |then| then == Then::Token) {
             let what = format!("{phase:?} {code} behind an invalidate");
-            let id = format!("{phase:?}_{code}");
-            let seen = Seen::default();
-            let subscription = subscriptions.subscribe(&id, seen.handler()).await?;
+            let (id, seen) = (format!("{phase:?}_{code}"), Seen::default());
+            let ended = subscriptions.subscribe(&id, seen.handler()).await?;
             insert(&things(&database), [1]).await?;
             things(&database).drop().await?;
-            let reason = subscription.stopped().await;
+            let reason = ended.stopped().await;
             let Reason::Invalidated { position } = reason else { panic!("{what}: {reason:?}") };
             let before = record(&keeper.database, &id).await?;
-
             let point = fail(&server, FailMode::Always, phase.fails(code)).await;
-            let started = subscriptions.subscribe(&id, seen.handler()).await;
-            let subscription = match (phase, started) {
-                (Phase::GetMore, started) => started?,
-                (Phase::Open, started) => {
-                    let error = started.err();
-                    let reason = error.as_ref().and_then(SubscribeError::reason);
-                    assert!(
-                        matches!(reason, Some(Reason::BadPosition { code: it, .. }) if *it == code),
-                        "{what}: {error:?}"
-                    );
-                    assert_eq!(record(&keeper.database, &id).await?, before, "{what}: the record is left as it was");
-                    assert!(subscriptions.get(&id).is_none());
-                    point.off().await;
-                    let subscription = subscriptions.subscribe(&id, seen.handler()).await?;
-                    let point = fail(&server, FailMode::Always, phase.fails(code)).await;
-                    kill_cursors(&server, &database).await?;
-                    let reason = stalls(&subscription, &what).await;
-                    assert!(matches!(reason, Reason::BadPosition { code: it, .. } if it == code), "{what}: {reason:?}");
-                    point.off().await;
-                    resumed(&database, &subscription, &seen, &position).await?;
-                    counted += 2;
-                    continue;
-                }
+            let (subscription, point) = if phase == Phase::GetMore {
+                (subscriptions.subscribe(&id, seen.handler()).await?, point)
+            } else {
+                let error = subscriptions.subscribe(&id, seen.handler()).await.err();
+                assert!(is_refused(error.as_ref().and_then(SubscribeError::reason), code), "{what}: {error:?}");
+                assert_eq!(record(&keeper.database, &id).await?, before, "{what}: the record is left as it was");
+                assert!(subscriptions.get(&id).is_none());
+                counted += 1;
+                point.off().await;
+                let subscription = subscriptions.subscribe(&id, seen.handler()).await?;
+                let point = fail(&server, FailMode::Always, phase.fails(code)).await;
+                kill_cursors(&server, &database).await?;
+                (subscription, point)
             };
             let reason = stalls(&subscription, &what).await;
-            assert!(matches!(reason, Reason::BadPosition { code: it, .. } if it == code), "{what}: {reason:?}");
-            point.off().await;
-            resumed(&database, &subscription, &seen, &position).await?;
+            assert!(is_refused(Some(&reason), code), "{what}: {reason:?}");
             counted += 1;
+            point.off().await;
+            goes_on(&database, &subscription, &seen, &position).await?;
         }
     }
     println!("faults: {counted} refusals of the token of an invalidate, none lost, none twice");
@@ -334,9 +322,9 @@ async fn behind_an_invalidate(keeper: Fixture) -> anyhow::Result<()> {
 }
 
 /// A stalled subscription goes on behind the `invalidate`.
-async fn resumed(
+async fn goes_on(
     database: &Database,
-    subscription: &mongosub::Subscription,
+    subscription: &Subscription,
     seen: &Seen,
     invalidate: &Checkpoint,
 ) -> anyhow::Result<()> {
