@@ -105,7 +105,9 @@ macro_rules! option_setters {
         }
 
         /// Stores the position when the predicate says so; it is asked once for each settled event, after the
-        /// handler. No write of any kind passes an event for which it said no, until it says yes for a later one.
+        /// handler. No write of any kind passes an event for which it said no, until it says yes for a later one: after
+        /// a kill, everything since it last said yes comes again. For handlers that buffer; [the guide](crate::guide)
+        /// has one.
         pub fn save_when(mut self, accepts: impl Fn(&Delivery) -> bool + Send + Sync + 'static) -> Self {
             self.options.save = Some(SavePolicy::When(Arc::new(accepts)));
             self
@@ -163,7 +165,7 @@ macro_rules! option_setters {
         }
 
         /// The first and the longest wait between attempts of a failing handler; it doubles, with full jitter.
-        /// Default: 100 ms and 30 s.
+        /// Default: 100 ms and 30 s, for ever. The events behind the failing one wait as long.
         pub fn retry_backoff(mut self, first: Duration, longest: Duration) -> Self {
             self.options.retry_backoff = Some((first, longest));
             self
@@ -195,6 +197,27 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
 
     /// As [`subscribe`](Self::subscribe), with a fresh handler from the factory at the start, after a panic, after a
     /// timeout, and after a call that was dropped.
+    ///
+    /// ```
+    /// # use mongosub::memory::{MemoryCheckpointStorage, MemoryModel};
+    /// use mongosub::{Delivery, DurableSubscriptions, Failure, Handler};
+    ///
+    /// #[derive(Default)]
+    /// struct Batch(Vec<Delivery>); // half filled after a panic: better begun anew
+    ///
+    /// impl Handler for Batch {
+    ///     async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
+    ///         self.0.push(delivery);
+    ///         Ok(())
+    ///     }
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), mongosub::SubscribeError> {
+    /// # let subscriptions = DurableSubscriptions::new(MemoryModel::new(), MemoryCheckpointStorage::new());
+    /// let subscription = subscriptions.subscribe_with("search_index_v3", Batch::default).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn subscribe_with<H: Handler + 'static>(
         &self,
         id: impl Into<String>,
@@ -214,7 +237,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
         }
     }
 
-    /// The running subscription of this id, if it runs here (paused and stalled ones do).
+    /// The running subscription of this id, if it runs in this `DurableSubscriptions` (paused and stalled ones do).
     pub fn get(&self, id: &str) -> Option<Subscription> {
         self.inner.registry.get(id)
     }
