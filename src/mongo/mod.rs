@@ -4,6 +4,8 @@
 mod call;
 mod checkpoint_storage;
 mod classify;
+#[cfg(feature = "cli")]
+mod connect;
 mod hello;
 mod identity;
 mod model;
@@ -23,6 +25,8 @@ mod token;
 
 pub use checkpoint_storage::MongoCheckpointStorage;
 #[cfg(feature = "cli")]
-pub(crate) use classify::describe;
+pub(crate) use connect::{Unless, Unusable, connect, disconnect, short};
 pub use model::{ChangeStreamModel, FullDocument, FullDocumentBeforeChange, GlobalCheckpointSource};
 pub use reader::ChangeStreamReader;
+#[cfg(feature = "cli")]
+pub(crate) use stages::check as check_stages;

@@ -65,7 +65,7 @@ fn let_invalidates_through(stages: &[Document]) -> Vec<Document> {
 }
 
 /// Refuses stages that are no stages, and those that visibly take or change `_id`, without which no position is known.
-pub(super) fn check(stages: &[Document]) -> Result<(), String> {
+pub(crate) fn check(stages: &[Document]) -> Result<(), String> {
     for (index, stage) in stages.iter().enumerate() {
         let refused = |why: &str| Err(format!("stage {} of the pipeline {why}", index + 1));
         let mut fields = stage.iter();
