@@ -58,7 +58,7 @@
 //! | for | see |
 //! |---|---|
 //! | subscribing, and every setting | [`DurableSubscriptions`], [`Subscribe`], [`StartAt`], [`Filter`] |
-//! | handling | [`Handler`], [`Delivery`], [`ChangeEvent`], [`Failure`] |
+//! | handling | [`Handler`], [`BatchHandler`], [`Delivery`], [`ChangeEvent`], [`Failure`] |
 //! | a running subscription | [`Subscription`], [`Status`], [`State`], [`Reason`] |
 //! | what failed | [`SubscribeError`], [`SubscriptionError`], [`DecodeError`], [`SourceError`], [`StorageError`] |
 //! | MongoDB | [`ChangeStreamModel`], [`MongoCheckpointStorage`] |
@@ -87,6 +87,7 @@ mod reason;
 mod start;
 
 // Seams: what a backend implements.
+mod batch_handler;
 mod handler;
 mod model;
 mod storage;
@@ -112,6 +113,7 @@ pub use bytes;
 pub use mongodb;
 
 pub use backoff::Backoff;
+pub use batch_handler::{BatchFailure, BatchHandler, BatchLimits};
 pub use checkpoint::{BadToken, Checkpoint, Kind, Token};
 pub use delivery::Delivery;
 pub use durable::{DurableSubscriptions, Subscribe};

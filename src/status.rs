@@ -145,12 +145,13 @@ impl Status {
             not_ahead: 0,
         }
     }
-}
 
-/// How far `position` lies behind `head`, in whole seconds of cluster time.
-pub(crate) fn lag(position: &Checkpoint, head: &Checkpoint) -> Option<Duration> {
-    let (position, head) = (position.cluster_time()?, head.cluster_time()?);
-    Some(Duration::from_secs(u64::from(head.time.saturating_sub(position.time))))
+    /// How far the position lies behind the head, in whole seconds of cluster time.
+    fn lag_now(&self) -> Option<Duration> {
+        let position = self.position.as_ref()?.cluster_time()?;
+        let head = self.head.as_ref()?.cluster_time()?;
+        Some(Duration::from_secs(u64::from(head.time.saturating_sub(position.time))))
+    }
 }
 
 /// Where a run is in its life, whatever retries go on inside it.
@@ -205,9 +206,16 @@ pub(crate) struct Board {
 
 #[derive(Debug)]
 struct Live {
+    /// All but its lag, which is worked out when somebody looks.
     status: Status,
     conditions: Conditions,
     told: bool,
+}
+
+impl Live {
+    fn shown(&self) -> Status {
+        Status { lag: self.status.lag_now(), ..self.status.clone() }
+    }
 }
 
 const PUBLISHED_EVERY: Duration = Duration::from_millis(10);
@@ -236,11 +244,11 @@ impl Board {
 
     /// The status as it is, published or not.
     pub(crate) fn snapshot(&self) -> Status {
-        self.live().status.clone()
+        self.live().shown()
     }
 
     pub(crate) fn lag(&self) -> Option<Duration> {
-        self.live().status.lag
+        self.live().status.lag_now()
     }
 
     /// Changes figures; the state stays.
@@ -266,7 +274,7 @@ impl Board {
             log_change(&live.status, &state);
             live.status.state = state;
             // Under the lock, so that states are published in their order.
-            self.published.send_replace(live.status.clone());
+            self.published.send_replace(live.shown());
             if matches!(live.status.state, State::Stopped(_)) {
                 // The last word: whoever publishes ends with it.
                 self.news.notify_one();
@@ -281,7 +289,7 @@ impl Board {
             {
                 let mut live = self.live();
                 live.told = false;
-                self.published.send_replace(live.status.clone());
+                self.published.send_replace(live.shown());
                 if matches!(live.status.state, State::Stopped(_)) {
                     return;
                 }

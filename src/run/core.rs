@@ -18,7 +18,7 @@ use crate::run::durable::Reply;
 use crate::run::saver::{Lost, Saver};
 use crate::run::waiters::Waiters;
 use crate::run::watchdog::{Found, Watchdog};
-use crate::status::{self, Board, Phase};
+use crate::status::{Board, Phase};
 use crate::storage::CheckpointStorage;
 
 /// Caught up at most so far behind the head, and no longer beyond the second.
@@ -149,10 +149,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
             },
             found = self.watchdog.found() => match found {
                 Found::Head(head) => {
-                    self.board.count(|status| {
-                        status.lag = status.position.as_ref().and_then(|at| status::lag(at, &head));
-                        status.head = Some(head);
-                    });
+                    self.board.count(|status| status.head = Some(head));
                     Turn::Nothing
                 }
                 Found::Lost(reason) => Turn::Lost(Lost::Stop(reason)),

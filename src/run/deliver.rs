@@ -1,15 +1,14 @@
-//! Takes reads from the reader and hands them out, one call at a time and in feed order. It settles events at the
-//! desk and never stores anything itself.
+//! Takes reads from the reader, batch by batch and in feed order, and has them handed out (`hand_out`). It never stores
+//! anything itself.
 
-use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bson::DateTime;
+use futures::FutureExt;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tracing::{error, trace, warn};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 use crate::checkpoint::Checkpoint;
 use crate::delivery::{Context, Delivery};
@@ -18,17 +17,14 @@ use crate::event::ChangeEvent;
 use crate::ids::{Ownership, SubscriptionId};
 use crate::model::{Read, Reader, SourceState, SubscriptionModel};
 use crate::reason::Reason;
-use crate::run::desk::{Desk, Gate};
+use crate::run::desk::Desk;
+use crate::run::hand_out::Batch;
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::{Again, Opening};
-use crate::run::policy::SaveMode;
-use crate::run::repeats::Repeats;
 use crate::run::saver::kind_of;
 use crate::run::settings::Settings;
-use crate::run::work::{Work, panic_message};
+use crate::run::work::Work;
 use crate::status::{Board, Phase};
-
-const YIELD_EVERY: Duration = Duration::from_millis(1);
 
 /// Everything of a run that stays the same through pauses.
 pub(crate) struct Deliver<M: SubscriptionModel> {
@@ -142,30 +138,92 @@ impl<M: SubscriptionModel> Deliver<M> {
         let stop = self.signals.stop.clone();
         let stop = stop.cancelled();
         tokio::pin!(stop);
+        let mut batch = Batch::default();
         loop {
             tokio::task::consume_budget().await;
-            let read = tokio::select! {
-                biased;
-                () = &mut stop => return Left::Ended(Ended::Asked),
-                read = reader.next() => read,
+            let last = match self.gather(reader, stop.as_mut(), &mut batch, &context).await {
+                Ok(last) => last,
+                Err(ended) => return Left::Ended(ended),
+            };
+            if !batch.is_empty()
+                && let Err(ended) = self.hand_out(&mut batch).await
+            {
+                return Left::Ended(ended);
+            }
+            if let Some(left) = last {
+                return left;
+            }
+        }
+    }
+
+    /// Takes what one call of the handler gets, or a quiet read. Answers how the reader was left, when what was taken
+    /// is the last of it.
+    async fn gather(
+        &mut self,
+        reader: &mut M::Reader,
+        mut stop: Pin<&mut WaitForCancellationFuture<'_>>,
+        batch: &mut Batch,
+        context: &Arc<Context>,
+    ) -> Result<Option<Left>, Ended> {
+        let limits = self.work.limits();
+        let mut waits_until = None;
+        loop {
+            let read = if batch.is_empty() {
+                tokio::select! {
+                    biased;
+                    () = stop.as_mut() => return Err(Ended::Asked),
+                    read = reader.next() => read,
+                }
+            } else if limits.max_wait.is_zero() {
+                match reader.next().now_or_never() {
+                    Some(read) => read,
+                    None => return Ok(None),
+                }
+            } else {
+                let until = *waits_until.get_or_insert_with(|| Instant::now() + limits.max_wait);
+                tokio::select! {
+                    biased;
+                    () = stop.as_mut() => return Err(Ended::Asked),
+                    read = reader.next() => read,
+                    () = tokio::time::sleep_until(until) => return Ok(None),
+                }
             };
             match read {
                 Some(Ok(Read::Quiet(position))) => {
                     self.taken = Some(position.clone());
                     self.desk.read_quiet(position);
-                    self.show_position();
-                }
-                Some(Ok(Read::Event { event, position })) => {
-                    if let Err(ended) = self.event(event, position, &context).await {
-                        return Left::Ended(ended);
+                    if batch.is_empty() {
+                        self.show_safe(self.desk.safe());
+                        return Ok(None);
                     }
                 }
-                Some(Err(SourceError::Refused(reason))) => return Left::Ended(Ended::Stalled(reason)),
+                Some(Ok(Read::Event { event, position })) => {
+                    self.take(event, position, batch, context);
+                    if batch.is_full(limits.max) {
+                        return Ok(None);
+                    }
+                }
+                Some(Err(SourceError::Refused(reason))) => return Ok(Some(Left::Ended(Ended::Stalled(reason)))),
                 // What can heal goes on by itself, though this reader could not cure it.
-                Some(Err(error)) => return Left::Broken(error),
-                None => return Left::Ended(Ended::Stopped(self.end_of_feed())),
+                Some(Err(error)) => return Ok(Some(Left::Broken(error))),
+                None => return Ok(Some(Left::Ended(Ended::Stopped(self.end_of_feed())))),
             }
         }
+    }
+
+    fn take(&mut self, event: ChangeEvent, position: Checkpoint, batch: &mut Batch, context: &Arc<Context>) {
+        let seq = self.desk.read_event(position.clone(), kind_of(&position));
+        let is_new = is_beyond(&position, self.counted.as_ref());
+        if is_new {
+            self.counted = Some(position.clone());
+        }
+        self.taken = Some(position.clone());
+        self.board.count(|status| {
+            status.events += u64::from(is_new);
+            status.last_event_at = Some(DateTime::now());
+        });
+        let may_be_repeat = self.maybe_seen.covers(&position);
+        batch.push(seq, Delivery::new(event, position, may_be_repeat, context.clone()));
     }
 
     fn end_of_feed(&self) -> Reason {
@@ -175,145 +233,11 @@ impl<M: SubscriptionModel> Deliver<M> {
         }
     }
 
-    /// Hands one event out until it is settled.
-    async fn event(&mut self, event: ChangeEvent, position: Checkpoint, context: &Arc<Context>) -> Result<(), Ended> {
-        let seq = self.desk.read_event(position.clone(), kind_of(&position));
-        self.taken = Some(position.clone());
-        let is_new = is_beyond(&position, self.counted.as_ref());
-        self.counted = Some(position.clone());
-        self.board.count(|status| {
-            status.events += u64::from(is_new);
-            status.last_event_at = Some(DateTime::now());
-        });
-        self.gate(|gate| !gate.closed).await?;
-        let may_be_repeat = self.maybe_seen.covers(&position);
-        trace!(subscription = %self.id, %position, "delivering");
-        self.desk.hand_out(position.clone());
-        let is_new = is_beyond(&position, self.handed_out.as_ref());
-        self.handed_out = Some(position.clone());
-        self.board.count(|status| {
-            status.delivered += u64::from(is_new);
-            status.replayed += u64::from(is_new && may_be_repeat);
-            status.in_hand_since = Some(DateTime::now());
-        });
-        self.let_others_run().await;
-        let delivery = Delivery::new(event, position, may_be_repeat, context.clone());
-        let delivery = self.until_settled(delivery).await?;
-        let accepted = self.accepts(&delivery);
-        let asked = self.desk.settle(seq, accepted);
-        self.show_position();
-        self.board.count(|status| {
-            status.settled += 1;
-            status.in_hand_since = None;
-        });
-        match asked {
-            Some(wanted) if self.settings.save_mode == SaveMode::WriteThrough => {
-                self.gate(|gate| gate.stored >= wanted).await
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The handler may block its thread, and a task that was woken here waits where no other thread takes it from: it
-    /// has its turn before. That costs a microsecond, so it is done when the saver's task was woken, else now and then.
-    async fn let_others_run(&mut self) {
-        let now = Instant::now();
-        if self.desk.has_woken() || self.yielded.is_none_or(|at| now - at >= YIELD_EVERY) {
-            self.yielded = Some(now);
-            tokio::task::yield_now().await;
-        }
-    }
-
-    async fn until_settled(&mut self, mut delivery: Delivery) -> Result<Delivery, Ended> {
-        let mut backoff = self.settings.retry_backoff.clone();
-        let mut repeats = Repeats::default();
-        loop {
-            let Some(error) = self.attempt(&delivery).await? else {
-                if delivery.attempt > 1 {
-                    self.board.set(|conditions| conditions.handler = None);
-                }
-                return Ok(delivery);
-            };
-            let attempts = delivery.attempt;
-            if repeats.is_due() {
-                let (id, position) = (&self.id, &delivery.position);
-                warn!(
-                    subscription = %id, %position, attempts,
-                    "the handler of subscription {id} failed for the event at {position} (attempt {attempts}): {error}"
-                );
-            }
-            tokio::select! {
-                biased;
-                () = self.signals.stop.cancelled() => return Err(Ended::Asked),
-                () = tokio::time::sleep(backoff.next_wait()) => {}
-            }
-            let reason = Reason::HandlerFailing { position: delivery.position.clone(), attempts, error };
-            self.board.set(|conditions| conditions.handler = Some(reason));
-            delivery.attempt += 1;
-            delivery.may_be_repeat = true;
-        }
-    }
-
-    /// One call of the handler; `Some` is why it failed.
-    async fn attempt(&mut self, delivery: &Delivery) -> Result<Option<String>, Ended> {
-        let abandon = self.signals.abandon.clone();
-        let limit = self.settings.handler_timeout;
-        let call = self.work.work(delivery);
-        let call = async {
-            match limit {
-                None => Some(call.await),
-                Some(limit) => tokio::time::timeout(limit, call).await.ok(),
-            }
-        };
-        let done = tokio::select! {
-            biased;
-            done = call => done,
-            () = abandon.cancelled() => {
-                self.work.renew();
-                return Err(Ended::Asked);
-            }
-        };
-        let done = done.unwrap_or_else(|| {
-            self.work.renew();
-            Err(format!("it took longer than its limit of {:?}", limit.unwrap_or_default()))
-        });
-        Ok(done.err())
-    }
-
-    /// Asks `save_when`. A predicate that panics has not said yes: nothing is stored past the event.
-    fn accepts(&self, delivery: &Delivery) -> bool {
-        std::panic::catch_unwind(AssertUnwindSafe(|| self.settings.save.accepts(delivery))).unwrap_or_else(|panic| {
-            let (id, position) = (&self.id, &delivery.position);
-            error!(
-                subscription = %id, %position,
-                "save_when of subscription {id} panicked, which declines the event at {position}: {}", panic_message(&*panic)
-            );
-            false
-        })
-    }
-
-    async fn gate(&mut self, open: impl Fn(&Gate) -> bool) -> Result<(), Ended> {
-        let mut gate = self.desk.gate();
-        if open(&gate.borrow()) {
-            return Ok(());
-        }
-        tokio::select! {
-            biased;
-            () = self.signals.stop.cancelled() => Err(Ended::Asked),
-            // The desk outlives this task, so the gate cannot be gone.
-            _ = gate.wait_for(open) => Ok(()),
-        }
-    }
-
-    fn show_position(&self) {
-        let safe = self.desk.safe();
-        self.board.count(|status| {
-            status.lag = safe.as_ref().zip(status.head.as_ref()).and_then(|(at, head)| crate::status::lag(at, head));
-            status.position = safe;
-        });
+    pub(crate) fn show_safe(&self, safe: Option<Checkpoint>) {
+        self.board.count(|status| status.position = safe);
     }
 }
 
-fn is_beyond(position: &Checkpoint, last: Option<&Checkpoint>) -> bool {
+pub(crate) fn is_beyond(position: &Checkpoint, last: Option<&Checkpoint>) -> bool {
     last.is_none_or(|last| position.is_beyond(last))
 }

@@ -23,7 +23,7 @@ struct Inner {
     progress: Progress,
     policy: Policy,
     in_hand: Option<InHand>,
-    /// The last event handed out and not settled when it was given up: it comes again.
+    /// The last event handed out and not settled when it was given up: everything up to it comes again.
     given_up: Option<Checkpoint>,
     /// The saver wants to hear of every movement, not of asked-for saves alone.
     watched: bool,
@@ -32,11 +32,21 @@ struct Inner {
     woken: bool,
 }
 
-/// The event that the handler has.
+/// What the handler has: the first event of it that is not settled.
 #[derive(Debug, Clone)]
 pub(crate) struct InHand {
     pub(crate) position: Checkpoint,
+    /// The last event of it.
+    last: Checkpoint,
     pub(crate) since: Instant,
+}
+
+/// What follows from an event that is settled.
+#[derive(Debug, Default)]
+pub(crate) struct Settled {
+    /// The number of the position a save was asked for, if one was.
+    pub(crate) wanted: Option<u64>,
+    pub(crate) safe: Option<Checkpoint>,
 }
 
 /// What the saver tells the deliver task.
@@ -90,33 +100,37 @@ impl Desk {
         self.tell(inner, false);
     }
 
-    pub(crate) fn hand_out(&self, position: Checkpoint) {
-        self.inner().in_hand = Some(InHand { position, since: Instant::now() });
+    /// The events from `first` to `last` are with the handler.
+    pub(crate) fn hand_out(&self, first: Checkpoint, last: Checkpoint) {
+        self.inner().in_hand = Some(InHand { position: first, last, since: Instant::now() });
     }
 
-    /// The event in hand is settled. Answers the number of the position a save was asked for, if one was.
-    pub(crate) fn settle(&self, seq: u64, accepted: bool) -> Option<u64> {
+    /// The first event in hand is settled; `next` is the one behind it, if it is still in hand.
+    pub(crate) fn settle(&self, seq: u64, accepted: bool, next: Option<&Checkpoint>) -> Settled {
         let mut inner = self.inner();
-        inner.in_hand = None;
-        inner.given_up = None;
+        match (next, &mut inner.in_hand) {
+            (Some(next), Some(in_hand)) => in_hand.position = next.clone(),
+            _ => inner.in_hand = None,
+        }
         inner.progress.settle(seq);
-        let safe = inner.progress.safe().cloned()?;
-        let asked = inner.policy.settled(&safe, accepted);
-        self.tell(inner, asked);
-        asked.then_some(safe.seq)
+        let Some(safe) = inner.progress.safe().cloned() else { return Settled::default() };
+        inner.given_up.take_if(|given_up| !given_up.is_beyond(&safe.position));
+        let wanted = inner.policy.settled(&safe, accepted);
+        self.tell(inner, wanted);
+        Settled { wanted: wanted.then_some(safe.seq), safe: Some(safe.position) }
     }
 
     /// The reader is closed: what is not settled will be read again.
     pub(crate) fn abandon(&self) {
         let mut inner = self.inner();
         if let Some(in_hand) = inner.in_hand.take() {
-            inner.given_up = Some(in_hand.position);
+            inner.given_up = Some(in_hand.last);
         }
         inner.progress.abandon();
         self.tell(inner, false);
     }
 
-    /// The event handed out and given up unsettled, which comes again.
+    /// The last event handed out and given up unsettled, which comes again.
     pub(crate) fn given_up(&self) -> Option<Checkpoint> {
         self.inner().given_up.clone()
     }
@@ -128,6 +142,10 @@ impl Desk {
 
     pub(crate) fn gate(&self) -> watch::Receiver<Gate> {
         self.gate.subscribe()
+    }
+
+    pub(crate) fn gate_is(&self, open: impl Fn(&Gate) -> bool) -> bool {
+        open(&self.gate.borrow())
     }
 
     /// Whether the saver's task was woken since the last call.

@@ -87,7 +87,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Watchdog<M, S> {
     }
 
     fn warn_in_hand(&mut self, in_hand: Option<&InHand>) -> Option<Instant> {
-        let Some(InHand { position, since }) = in_hand else {
+        let Some(InHand { position, since, .. }) = in_hand else {
             self.in_hand_warned = None;
             return None;
         };

@@ -1,56 +1,49 @@
-//! The user's handler as the run sees it: boxed, with panics caught and a factory for fresh ones.
+//! The user's handler as the run sees it, whatever its shape: boxed, with panics caught and a factory for fresh ones.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
 
 use futures::FutureExt;
 
+use crate::batch_handler::{BatchHandler, BatchLimits};
 use crate::delivery::Delivery;
 use crate::handler::Handler;
 use crate::storage::BoxFuture;
 
 /// Handles deliveries. It never panics: a panic of the user's code is a failure.
 pub(crate) trait Work: Send + 'static {
-    /// One attempt; the error is what went wrong.
-    fn work<'a>(&'a mut self, delivery: &'a Delivery) -> BoxFuture<'a, Result<(), String>>;
+    /// How many deliveries a call takes, and how long it waits for them.
+    fn limits(&self) -> BatchLimits;
+    /// One attempt at a batch, which is not empty.
+    fn work<'a>(&'a mut self, batch: &'a [Delivery]) -> BoxFuture<'a, Done>;
     /// Begins anew after a call that was dropped in the middle: with a fresh handler, if there is a factory.
     fn renew(&mut self);
 }
 
+/// How far an attempt came.
+#[derive(Debug)]
+pub(crate) struct Done {
+    /// So many deliveries from the front are handled.
+    pub(crate) settled: usize,
+    /// What went wrong with the one behind them.
+    pub(crate) failed: Option<String>,
+}
+
+impl Done {
+    pub(crate) fn failed(why: String) -> Self {
+        Self { settled: 0, failed: Some(why) }
+    }
+}
+
 type Factory<H> = Box<dyn FnMut() -> H + Send>;
 
-/// A [`Handler`] as work.
-pub(crate) struct HandlerWork<H> {
+/// A handler and where fresh ones come from.
+struct Source<H> {
     handler: H,
     factory: Option<Factory<H>>,
 }
 
-impl<H: Handler + 'static> HandlerWork<H> {
-    pub(crate) fn of(handler: H) -> Self {
-        Self { handler, factory: None }
-    }
-
-    pub(crate) fn made_by(mut factory: impl FnMut() -> H + Send + 'static) -> Self {
-        Self { handler: factory(), factory: Some(Box::new(factory)) }
-    }
-}
-
-impl<H: Handler + 'static> Work for HandlerWork<H> {
-    fn work<'a>(&'a mut self, delivery: &'a Delivery) -> BoxFuture<'a, Result<(), String>> {
-        Box::pin(async move {
-            let handler = &mut self.handler;
-            // The call itself can panic, not only its future.
-            let call = AssertUnwindSafe(async move { handler.handle(delivery.clone()).await });
-            match call.catch_unwind().await {
-                Ok(done) => done.map_err(|failure| failure.to_string()),
-                Err(panic) => {
-                    self.renew();
-                    Err(format!("the handler panicked: {}", panic_message(&*panic)))
-                }
-            }
-        })
-    }
-
+impl<H> Source<H> {
     fn renew(&mut self) {
         if let Some(factory) = &mut self.factory {
             // A factory that panics leaves the old handler at work; its panic is reported by the panic hook.
@@ -58,6 +51,84 @@ impl<H: Handler + 'static> Work for HandlerWork<H> {
                 self.handler = fresh;
             }
         }
+    }
+
+    /// What a caught panic of its handler comes to.
+    fn panicked(&mut self, panic: &(dyn Any + Send)) -> Done {
+        self.renew();
+        Done::failed(format!("the handler panicked: {}", panic_message(panic)))
+    }
+}
+
+/// A [`Handler`] as work: one delivery a call.
+pub(crate) struct HandlerWork<H>(Source<H>);
+
+impl<H: Handler + 'static> HandlerWork<H> {
+    pub(crate) fn of(handler: H) -> Self {
+        Self(Source { handler, factory: None })
+    }
+
+    pub(crate) fn made_by(mut factory: impl FnMut() -> H + Send + 'static) -> Self {
+        Self(Source { handler: factory(), factory: Some(Box::new(factory)) })
+    }
+}
+
+impl<H: Handler + 'static> Work for HandlerWork<H> {
+    fn limits(&self) -> BatchLimits {
+        BatchLimits::new(1)
+    }
+
+    fn work<'a>(&'a mut self, batch: &'a [Delivery]) -> BoxFuture<'a, Done> {
+        Box::pin(async move {
+            let handler = &mut self.0.handler;
+            // The call itself can panic, not only its future.
+            let call = AssertUnwindSafe(async move { handler.handle(batch[0].clone()).await });
+            match call.catch_unwind().await {
+                Ok(Ok(())) => Done { settled: 1, failed: None },
+                Ok(Err(failure)) => Done::failed(failure.to_string()),
+                Err(panic) => self.0.panicked(&*panic),
+            }
+        })
+    }
+
+    fn renew(&mut self) {
+        self.0.renew();
+    }
+}
+
+/// A [`BatchHandler`] as work.
+pub(crate) struct BatchWork<H> {
+    source: Source<H>,
+    limits: BatchLimits,
+}
+
+impl<H: BatchHandler + 'static> BatchWork<H> {
+    pub(crate) fn new(handler: H, limits: BatchLimits) -> Self {
+        Self { source: Source { handler, factory: None }, limits }
+    }
+}
+
+impl<H: BatchHandler + 'static> Work for BatchWork<H> {
+    fn limits(&self) -> BatchLimits {
+        self.limits
+    }
+
+    fn work<'a>(&'a mut self, batch: &'a [Delivery]) -> BoxFuture<'a, Done> {
+        Box::pin(async move {
+            let handler = &mut self.source.handler;
+            let call = AssertUnwindSafe(async move { handler.handle_batch(batch).await });
+            match call.catch_unwind().await {
+                Ok(Ok(())) => Done { settled: batch.len(), failed: None },
+                Ok(Err(failure)) => {
+                    Done { settled: failure.settled().min(batch.len()), failed: Some(failure.to_string()) }
+                }
+                Err(panic) => self.source.panicked(&*panic),
+            }
+        })
+    }
+
+    fn renew(&mut self) {
+        self.source.renew();
     }
 }
 

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use mongosub::bson::doc;
 use mongosub::memory;
-use mongosub::{Checkpoint, Delivery, Failure, Handler, SaveMode, SourceError, State, StorageError, Subscription};
+use mongosub::{
+    BatchFailure, BatchHandler, BatchLimits, Checkpoint, Delivery, Failure, Handler, SaveMode, SourceError, State,
+    StorageError, Subscription,
+};
 use proptest::prelude::*;
 
 use crate::support::{Fault, ID, World, millis};
@@ -115,27 +118,50 @@ impl Handler for Moody {
     }
 }
 
+/// The same in bulk: what fails in a batch is the first that fails alone.
+impl BatchHandler for Moody {
+    async fn handle_batch(&mut self, batch: &[Delivery]) -> Result<(), BatchFailure> {
+        for (settled, delivery) in batch.iter().enumerate() {
+            let handled = self.handle(delivery.clone()).await;
+            handled.map_err(|failure| BatchFailure::after(settled, failure.to_string()))?;
+        }
+        Ok(())
+    }
+}
+
+/// How a run of the play is set up.
+#[derive(Debug, Clone, Copy)]
+struct Setup {
+    mode: SaveMode,
+    every: u32,
+    batches: Option<BatchLimits>,
+}
+
 struct Play {
     shared: Shared,
     world: World,
     subscription: Subscription,
     /// A paused run of an earlier process does not look, so it may be here to the end.
     superseded: Vec<(World, Subscription)>,
-    kind: (SaveMode, u32),
+    setup: Setup,
     key: i32,
 }
 
-async fn subscribe(world: &World, shared: &Shared, (mode, every): (SaveMode, u32)) -> Subscription {
-    let action = world.subscriptions.subscribe(ID, Moody(shared.clone()));
+async fn subscribe(world: &World, shared: &Shared, Setup { mode, every, batches }: Setup) -> Subscription {
+    let handler = Moody(shared.clone());
+    let action = match batches {
+        None => world.subscriptions.subscribe(ID, handler),
+        Some(limits) => world.subscriptions.subscribe_batches(ID, limits, handler),
+    };
     let action = action.save_mode(mode).save_every(every).save_quiet_position_every(Duration::from_secs(20));
     action.await.unwrap()
 }
 
 impl Play {
-    async fn begin(kind: (SaveMode, u32)) -> Self {
+    async fn begin(setup: Setup) -> Self {
         let (shared, world) = (Shared::default(), World::new());
-        let subscription = subscribe(&world, &shared, kind).await;
-        Self { shared, world, subscription, superseded: Vec::new(), kind, key: 0 }
+        let subscription = subscribe(&world, &shared, setup).await;
+        Self { shared, world, subscription, superseded: Vec::new(), setup, key: 0 }
     }
 
     fn next_event(&mut self) -> memory::MemoryEvent {
@@ -183,7 +209,7 @@ impl Play {
             Step::Takeover => {
                 self.shared.unmarked.lock().unwrap().clear();
                 let next = self.world.restarted();
-                let subscription = subscribe(&next, &self.shared, self.kind).await;
+                let subscription = subscribe(&next, &self.shared, self.setup).await;
                 let old = std::mem::replace(&mut self.world, next);
                 self.superseded.push((old, std::mem::replace(&mut self.subscription, subscription)));
             }
@@ -193,7 +219,7 @@ impl Play {
     /// Begins another run over the same feed and records, when the one before has ended.
     async fn start_again(&mut self) {
         self.world = self.world.restarted();
-        self.subscription = subscribe(&self.world, &self.shared, self.kind).await;
+        self.subscription = subscribe(&self.world, &self.shared, self.setup).await;
     }
 
     /// Drops the run as it stands: first what holds it, then the rest.
@@ -206,7 +232,7 @@ impl Play {
         drop(std::mem::replace(&mut self.subscription, none));
         status.wait_for(|status| matches!(status.state, State::Stopped(_))).await.unwrap();
         tokio::task::yield_now().await;
-        self.subscription = subscribe(&self.world, &self.shared, self.kind).await;
+        self.subscription = subscribe(&self.world, &self.shared, self.setup).await;
     }
 
     fn store_fault(&self, fault: &StoreFault) {
@@ -254,7 +280,7 @@ impl Play {
         self.world.storage.forget_faults();
         *self.shared.moods.lock().unwrap() = Moods::default();
         if self.subscription.is_stopped() {
-            self.subscription = subscribe(&self.world, &self.shared, self.kind).await;
+            self.subscription = subscribe(&self.world, &self.shared, self.setup).await;
         }
         if matches!(self.subscription.status().state, State::Paused | State::Stalled(_) | State::Starting) {
             self.subscription.resume().await.unwrap();
@@ -290,19 +316,24 @@ fn down() -> SourceError {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_happens_every_event_is_handled_in_order_and_the_stored_position_passes_none(
         steps in prop::collection::vec(step(), 1..60),
         through in any::<bool>(),
         every in prop_oneof![Just(1u32), Just(3)],
+        batches in prop_oneof![
+            2 => Just(None),
+            1 => Just(Some(BatchLimits::new(4))),
+            1 => Just(Some(BatchLimits::new(7).max_wait(Duration::from_millis(30)))),
+        ],
     ) {
         let mode = if through { SaveMode::WriteThrough } else { SaveMode::WriteBehind };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let play = async {
-                let mut play = Play::begin((mode, every)).await;
+                let mut play = Play::begin(Setup { mode, every, batches }).await;
                 for step in steps {
                     play.take(step).await;
                     play.holds().await?;

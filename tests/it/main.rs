@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
+mod batches;
 mod crash;
 mod filter;
 mod handler_faults;

@@ -1,0 +1,172 @@
+//! The action that starts a subscription: its own settings, and the parts of a run put together once it is awaited.
+
+use std::fmt;
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::Inner;
+use super::setters::option_setters;
+use crate::batch_handler::BatchLimits;
+use crate::checkpoint::Checkpoint;
+use crate::delivery::Delivery;
+use crate::error::SubscribeError;
+use crate::filter::Filter;
+use crate::ids::{Owner, SubscriptionId};
+use crate::metrics;
+use crate::model::{Plan, SubscriptionModel};
+use crate::run::deliver::{Deliver, Signals};
+use crate::run::desk::Desk;
+use crate::run::durable::Run;
+use crate::run::maybe_seen::MaybeSeen;
+use crate::run::open::Opening;
+use crate::run::policy::{SaveMode, SavePolicy};
+use crate::run::saver::Saver;
+use crate::run::settings::Options;
+use crate::run::start::{InTheWay, Started, Starting};
+use crate::run::window;
+use crate::run::work::Work;
+use crate::start::StartAt;
+use crate::status::{Board, State, Status};
+use crate::storage::{BoxFuture, CheckpointStorage, Save};
+use crate::subscription::Subscription;
+
+pub(super) type MakeWork = Box<dyn FnOnce() -> Box<dyn Work> + Send>;
+
+/// A subscription to be: setters, then `.await`.
+///
+/// It returns when the cursor is open, the start recorded and the id claimed: every change sent after that is
+/// delivered. Another process that runs the id is superseded by it.
+///
+/// # Errors
+/// [`SubscribeError`]: what cannot heal at once, what can after `start_timeout`. Nothing is registered then, and the id
+/// is free. A cursor that cannot be opened leaves the record and its owner untouched.
+///
+/// # Cancel safety
+/// Dropped, nothing is registered and the id is free; a claim or a start that was stored already stays stored, and the
+/// next `subscribe` goes on from it.
+#[must_use = "it starts when it is awaited"]
+pub struct Subscribe<M, S> {
+    pub(super) inner: Arc<Inner<M, S>>,
+    pub(super) options: Options,
+    pub(super) id: String,
+    pub(super) limits: BatchLimits,
+    pub(super) work: MakeWork,
+    pub(super) filter: Filter,
+    pub(super) start_at: StartAt,
+}
+
+impl<M, S> Subscribe<M, S> {
+    option_setters!();
+
+    /// Which events to read. Default: every one. An `invalidate` always gets through.
+    ///
+    /// What it leaves out is passed over for good: a wider filter later has no history before the stored position, and
+    /// the start warns of that.
+    pub fn filter(mut self, filter: Filter) -> Self {
+        self.filter = filter;
+        self
+    }
+
+    /// Where to start. Default: at the stored checkpoint, or at the present for a new subscription. Whoever starts
+    /// elsewhere by [`StartAt::Always`] accepts the gap, or the repeats, in between.
+    pub fn start_at(mut self, start_at: StartAt) -> Self {
+        self.start_at = start_at;
+        self
+    }
+}
+
+impl<M, S> fmt::Debug for Subscribe<M, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subscribe").field("id", &self.id).field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl<M: SubscriptionModel, S: CheckpointStorage> IntoFuture for Subscribe<M, S> {
+    type Output = Result<Subscription, SubscribeError>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.start())
+    }
+}
+
+impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
+    async fn start(self) -> Result<Subscription, SubscribeError> {
+        let id = SubscriptionId::new(self.id)
+            .map_err(|error| SubscribeError::Config { field: "id", message: error.to_string() })?;
+        let settings = self.options.settings()?;
+        if self.limits.max == 0 {
+            let message = "0 events are no batch; 1 hands them out one by one".to_owned();
+            return Err(SubscribeError::Config { field: "max", message });
+        }
+        for warning in settings.warnings() {
+            tracing::warn!(subscription = %id, "subscription {id}: {warning}");
+        }
+        let reserved = self.inner.registry.reserve(&id)?;
+        let described = self.options.describe(&settings);
+        let starting = Starting {
+            id: &id,
+            model: &self.inner.model,
+            storage: &self.inner.storage,
+            plan: Plan::new(self.filter),
+            start_at: &self.start_at,
+            settings: &settings,
+            described: &described,
+            owner: Owner::fresh(),
+            in_the_way: InTheWay::default(),
+        };
+        let started = starting.run().await?;
+
+        let Started { reader, plan, ownership, epoch, from, stored, pipeline, source, repeats_until } = started;
+        let mut status = Status::new(id.clone(), ownership.fence);
+        status.position.clone_from(&from);
+        status.saved = stored.as_ref().and_then(|record| record.position.clone());
+        status.saved_at = stored.as_ref().and_then(|record| record.saved_at);
+        let board = Arc::new(Board::new(status));
+        let quiet_interval = settings.quiet_interval;
+        let template = Save {
+            pipeline: Some(pipeline),
+            source: Some(source),
+            ..Save::new(id.clone(), ownership.clone(), epoch, from.clone().unwrap_or(Checkpoint::Text("".into())))
+        };
+        let saver =
+            Saver::new(self.inner.storage.clone(), template, settings.save_mode, settings.quiet_interval, stored);
+        let deliver = Deliver {
+            opening: Opening { id: id.clone(), model: self.inner.model.clone(), plan },
+            id: id.clone(),
+            ownership,
+            desk: Arc::new(Desk::new(from, settings.save.clone(), settings.quiet_interval.is_some())),
+            board: board.clone(),
+            work: (self.work)(),
+            maybe_seen: MaybeSeen::up_to(repeats_until),
+            taken: None,
+            counted: None,
+            handed_out: None,
+            yielded: None,
+            signals: Signals::default(),
+            opened: None,
+            settings,
+        };
+        if let Some(interval) = quiet_interval {
+            let look = window::warn_when_short(id.clone(), self.inner.model.clone(), interval);
+            // It ends with the run, whose handles and tasks hold the other ends of its status.
+            let mut status = board.subscribe();
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = look => {}
+                    _ = status.wait_for(|status| matches!(status.state, State::Stopped(_))) => {}
+                }
+            });
+        }
+        let (commands, receiver) = mpsc::unbounded_channel();
+        let subscription = Subscription::new(id, commands, &board);
+        tokio::spawn(board.clone().publish());
+        tokio::spawn(metrics::publish(board.subscribe()));
+        tokio::spawn(Run::new(deliver, self.inner.storage.clone(), saver, receiver).run(reader));
+        reserved.keep(subscription.clone());
+        Ok(subscription)
+    }
+}
