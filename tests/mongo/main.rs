@@ -18,6 +18,7 @@ mod reopen;
 mod rights;
 mod seen;
 mod storage;
+mod subscribe_command;
 #[path = "../support/mod.rs"]
 mod support;
 mod two_processes;
@@ -47,6 +48,7 @@ fn tests() -> Vec<libtest_mimic::Trial> {
         reopen::tests(),
         rights::tests(),
         storage::tests(),
+        subscribe_command::tests(),
         two_processes::tests(),
     ]
     .into_iter()

@@ -79,7 +79,7 @@ pub(in crate::cli) struct Args {
 const AFTER: &str = "\
 Every change is written at least once and in order, up to the pipe: an event is done when its line has been handed to \
 the system, not when it is on a disk or when a program behind the pipe has handled it. After a crash the events behind \
-the stored position are written again, usually less than 20 ms of them; after SIGKILL the last line can be cut off, and \
+the stored position are written again: usually less than 20 ms of them, and up to 128 that a slow reader had not taken; after SIGKILL the last line can be cut off, and \
 comes again whole.
 
 SIGTERM, SIGINT (Ctrl-C), SIGHUP and a closed pipe end it cleanly: what is written is stored, and the next start repeats \

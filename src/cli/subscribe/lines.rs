@@ -8,12 +8,17 @@ use tokio_util::sync::CancellationToken;
 
 use super::extjson::{self, Format};
 use super::writer::{Done, Writer};
+use crate::batch_handler::{BatchFailure, BatchHandler};
 use crate::delivery::Delivery;
 use crate::error::DecodeError;
-use crate::handler::{Failure, Handler};
 
 /// How long a reader that takes nothing is waited for once the command has been asked to stop.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How many events are written and flushed together at most. After a kill they come again as a whole, and more would
+/// make nothing faster.
+pub(super) const TOGETHER: usize = 128;
+/// How much memory is kept for lines in between.
+const KEPT: usize = 1 << 20;
 
 /// Lines on their way out.
 pub(super) struct Lines {
@@ -73,6 +78,7 @@ impl Lines {
         let gone = || Done { buffer: Vec::new(), result: Err(io::Error::other("the writing thread has ended")) };
         let Done { mut buffer, result } = done.unwrap_or_else(|_| gone());
         buffer.clear();
+        buffer.shrink_to(KEPT);
         self.buffer = buffer;
         let Err(cause) = result else { return Ok(()) };
         if cause.kind() == ErrorKind::BrokenPipe {
@@ -86,12 +92,16 @@ impl Lines {
     }
 }
 
-impl Handler for Lines {
-    async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
+impl BatchHandler for Lines {
+    /// Writes what can be written, up to an event that is no BSON.
+    async fn handle_batch(&mut self, batch: &[Delivery]) -> Result<(), BatchFailure> {
         // What an earlier call had added and not written comes again.
         self.buffer.clear();
-        self.push(&delivery)?;
-        self.flush(delivery.cancelled()).await.map_err(|unwritten| unwritten.cause)?;
-        Ok(())
+        let Some(first) = batch.first() else { return Ok(()) };
+        let pushed = batch.iter().map(|delivery| self.push(delivery)).enumerate();
+        let broken = pushed.filter_map(|(at, pushed)| Some((at, pushed.err()?))).next();
+        let flushed = self.flush(first.cancelled()).await;
+        flushed.map_err(|Unwritten { written, cause }| BatchFailure::after(written, cause))?;
+        broken.map_or(Ok(()), |(at, error)| Err(BatchFailure::after(at, error)))
     }
 }

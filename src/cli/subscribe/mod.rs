@@ -18,6 +18,7 @@ use std::time::Duration;
 use bson::Document;
 use tokio_util::sync::CancellationToken;
 
+use crate::batch_handler::BatchLimits;
 use crate::checkpoint::Checkpoint;
 use crate::cli::stop::Signals;
 use crate::durable::{DurableSubscriptions, Subscribe};
@@ -87,7 +88,7 @@ async fn follow(args: &Args) -> Ending {
     let checkpoints = client.database(&args.checkpoints.db).collection::<Document>(&args.checkpoints.collection);
     let subscriptions = DurableSubscriptions::new(model, MongoCheckpointStorage::new(&checkpoints));
     let lines = Lines::new(args.format, writer.clone(), reader_gone.clone());
-    let action = subscriptions.subscribe(id, lines).start_at(start_at);
+    let action = subscriptions.subscribe_batches(id, BatchLimits::new(lines::TOGETHER), lines).start_at(start_at);
     let started = tokio::select! {
         started = configured(action, args).into_future() => started,
         signal = signals.next() => return Ending::before_start(id, Why::Signal(signal)),
