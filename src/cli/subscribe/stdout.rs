@@ -28,12 +28,15 @@ fn duplicate() -> io::Result<OwnedFd> {
 /// # Cancel safety
 /// Nothing is lost by dropping it.
 pub(super) async fn reader_gone() {
-    if !open().is_ok_and(|(_, whole)| whole > 0) {
-        return std::future::pending().await;
+    if is_closed().await.is_none() {
+        std::future::pending::<()>().await;
     }
+}
+
+/// `None` when it cannot be watched.
+async fn is_closed() -> Option<()> {
+    open().ok().filter(|(_, whole)| *whole > 0)?;
     // Nothing is written by this one, so the pipe is left as it is: others may share it, who expect it to block.
-    let Ok(pipe) = duplicate().and_then(Sender::from_owned_fd_unchecked) else { return std::future::pending().await };
-    if pipe.ready(Interest::ERROR).await.is_err() {
-        std::future::pending().await
-    }
+    let pipe = Sender::from_owned_fd_unchecked(duplicate().ok()?).ok()?;
+    pipe.ready(Interest::ERROR).await.ok().map(|_| ())
 }

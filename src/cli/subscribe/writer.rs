@@ -136,7 +136,7 @@ impl<W: Write> Thread<W> {
                     return Err(error);
                 }
             };
-            let ends = lines[at..at + number].iter().filter(|byte| **byte == b'\n').count();
+            let ends = lines[at..at + number].split(|byte| *byte == b'\n').count() - 1;
             at += number;
             written.fetch_add(ends, Ordering::Release);
             self.midway(lines[at - 1] != b'\n');

@@ -19,6 +19,9 @@ pub fn tests() -> Vec<Trial> {
         test("the command asked to stop ends with 0, and the next one repeats nothing", |ctx| async move {
             asked(ctx.plain().await).await
         }),
+        test("the command that was started to ignore a hang-up does so", |ctx| async move {
+            hang_up_ignored(ctx.plain().await).await
+        }),
         test("the command asked to stop before it has started ends with 0", |_| not_started()),
         test("the command whose history is lost ends with 3 and says what to do", |ctx| async move {
             history_lost(ctx.shared(Kind::SmallOplog).await).await
@@ -82,6 +85,20 @@ async fn asked(fixture: Fixture) -> anyhow::Result<()> {
         assert!(ended.last_word().contains(&position), "{}", ended.said);
         next += 700;
     }
+    Ok(())
+}
+
+async fn hang_up_ignored(fixture: Fixture) -> anyhow::Result<()> {
+    let name = fixture.database.name();
+    let checkpoints = format!("{name}.checkpoints");
+    let arguments = ["--db", name, "--collection", "things", "--id", ID, "--checkpoints", &checkpoints];
+    let mut command = Running::without_hang_up(&fixture.server.uri(), &arguments).started().await;
+    command.signal("HUP");
+    insert(&things(&fixture.database), [1]).await?;
+    assert_eq!(command.ids(1).await, [1]);
+    command.signal("TERM");
+    let ended = command.ends().await.with(0);
+    assert!(ended.last_word().contains("SIGTERM"), "{}", ended.said);
     Ok(())
 }
 

@@ -66,9 +66,19 @@ impl Running {
     }
 
     pub fn spawn(uri: Option<&str>, arguments: &[&str]) -> Self {
+        Self::spawn_by(Command::new(env!("CARGO_BIN_EXE_mongosub")), uri, arguments)
+    }
+
+    /// As `nohup` starts it.
+    pub fn without_hang_up(uri: &str, arguments: &[&str]) -> Self {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "trap '' HUP; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_mongosub")]);
+        Self::spawn_by(shell, Some(uri), arguments)
+    }
+
+    fn spawn_by(mut command: Command, uri: Option<&str>, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let errors = fs::File::create(folder.path().join("stderr")).expect("a file for its errors");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_mongosub"));
         command.arg("subscribe").args(arguments).env_remove("RUST_LOG").env_remove("MONGODB_URI");
         if let Some(uri) = uri {
             command.env("MONGODB_URI", uri);
