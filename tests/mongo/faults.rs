@@ -7,7 +7,6 @@ mod ends;
 mod hung;
 mod looked_up;
 mod lost;
-mod writer;
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,10 +27,7 @@ use crate::{
 
 pub fn tests() -> Vec<Trial> {
     let (ends, looked_up) = (on_any_server(ends::tests()), on_any_server(looked_up::tests()));
-    [broken::tests(), codes::tests(), ends, hung::tests(), looked_up, lost::tests()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [broken::tests(), codes::tests(), ends, hung::tests(), looked_up, lost::tests()].into_iter().flatten().collect()
 }
 
 /// A handler that waits for its turn before each event, and notes it then.
