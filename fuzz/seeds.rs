@@ -1,4 +1,4 @@
-//! `cargo run --bin seeds` writes valid inputs into `corpus/TARGET/`, for the fuzzer to begin with.
+//! `cargo run --example seeds` writes valid inputs into `corpus/TARGET/`, for the fuzzer to begin with.
 
 use std::{fs, io, path::Path};
 

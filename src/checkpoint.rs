@@ -15,6 +15,19 @@ use serde::{Serialize, Serializer};
 /// A resume token, as its hex text (`_data`). It means "everything up to and with this is done".
 ///
 /// Within one stream the hex texts sort in stream order.
+///
+/// ```
+/// # use mongosub::BadToken;
+/// use mongosub::{Checkpoint, Token};
+///
+/// # fn main() -> Result<(), BadToken> {
+/// let token = Token::new("826B0DE92E000000212B0229296E04")?; // as it stands in `_id._data` of an event
+/// assert_eq!(token.cluster_time().time, 0x6B0D_E92E);
+/// assert!(Checkpoint::Token(token.clone()).is_beyond(&token.cluster_time().into()));
+/// assert!(Token::new("not one").is_err());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(Arc<str>);
 

@@ -110,6 +110,30 @@ impl StorageError {
 }
 
 /// Why `subscribe` failed. Nothing is registered then, and the id is free.
+///
+/// ```
+/// # use mongosub::memory::{MemoryCheckpointStorage, MemoryModel};
+/// use mongosub::{Delivery, DurableSubscriptions, Reason, SubscribeError};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// # let model = MemoryModel::new();
+/// # model.refuse_global_checkpoint();
+/// # let subscriptions = DurableSubscriptions::new(model, MemoryCheckpointStorage::new());
+/// let started = subscriptions.subscribe("search_index_v3", |_: Delivery| async { Ok(()) }).await;
+/// match started {
+///     Ok(subscription) => println!("{} runs", subscription.id()),
+///     Err(SubscribeError::Refused { reason: Reason::HistoryLost { oldest, .. }, .. }) => {
+///         println!("to be built anew, from {oldest:?} on");
+///     }
+///     Err(error) => {
+///         eprintln!("{error}"); // .. (runbook: no_start_position)
+/// #       assert!(error.to_string().ends_with("(runbook: no_start_position)"));
+/// #       let exit = |code: u8| assert_eq!(code, 3);
+///         exit(error.exit_code());
+///     }
+/// }
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubscribeError {

@@ -67,6 +67,19 @@ where
 /// A failed attempt to handle a delivery: it is tried again after a backoff. `?` makes one of any error.
 ///
 /// It is no `Error` itself, so that every error can become one.
+///
+/// ```
+/// # fn index(_: &str) -> std::io::Result<()> { Ok(()) }
+/// use mongosub::{Delivery, Failure};
+///
+/// async fn handle(delivery: Delivery) -> Result<(), Failure> {
+///     let id: String = delivery.event.document_id()?.ok_or("a change without a document")?;
+///     index(&id)?;
+///     Ok(())
+/// }
+/// # let _ = handle;
+/// assert_eq!(Failure::retry("the index is closed").to_string(), "the index is closed");
+/// ```
 pub struct Failure {
     cause: Box<dyn Error + Send + Sync>,
 }

@@ -10,6 +10,17 @@ use crate::ids::Owner;
 ///
 /// Its `Display` is one sentence that says what happened, at which position, and what to do. The
 /// [runbook](crate::runbook) has a section for each: what is lost, what to look at, what to type.
+///
+/// ```no_run
+/// # use mongosub::{Reason, Subscription};
+/// # async fn example(subscription: Subscription) -> u8 {
+/// let reason = subscription.stopped().await;
+/// if let Reason::Superseded { owner, since } = &reason {
+///     println!("{owner:?} runs it since {since:?}");
+/// }
+/// reason.exit_code()
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, thiserror::Error)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 #[non_exhaustive]

@@ -113,6 +113,28 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
 
     /// As [`subscribe`](Self::subscribe), with a fresh handler from the factory at the start, after a panic, after a
     /// timeout, and after a call that was dropped.
+    ///
+    /// ```
+    /// # use mongosub::memory::{MemoryCheckpointStorage, MemoryModel};
+    /// use mongosub::{Delivery, DurableSubscriptions, Failure, Handler};
+    ///
+    /// #[derive(Default)]
+    /// struct Totals { paid: u64 } // half counted after a panic: better begun anew
+    ///
+    /// impl Handler for Totals {
+    ///     async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
+    ///         delivery.event.operation()?;
+    ///         self.paid += 1;
+    ///         Ok(())
+    ///     }
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), mongosub::SubscribeError> {
+    /// # let subscriptions = DurableSubscriptions::new(MemoryModel::new(), MemoryCheckpointStorage::new());
+    /// let subscription = subscriptions.subscribe_with("search_index_v3", Totals::default).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn subscribe_with<H: Handler + 'static>(
         &self,
         id: impl Into<String>,
@@ -170,7 +192,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
         }
     }
 
-    /// The running subscription of this id, if it runs here (paused and stalled ones do).
+    /// The running subscription of this id, if it runs in this `DurableSubscriptions` (paused and stalled ones do).
     pub fn get(&self, id: &str) -> Option<Subscription> {
         self.inner.registry.get(id)
     }

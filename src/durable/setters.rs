@@ -10,7 +10,9 @@ macro_rules! option_setters {
         }
 
         /// Stores the position when the predicate says so; it is asked once for each settled event, after the
-        /// handler. No write of any kind passes an event for which it said no, until it says yes for a later one.
+        /// handler. No write of any kind passes an event for which it said no, until it says yes for a later one: after
+        /// a kill, everything since it last said yes comes again. For handlers that buffer; [the guide](crate::guide)
+        /// has one.
         pub fn save_when(mut self, accepts: impl Fn(&Delivery) -> bool + Send + Sync + 'static) -> Self {
             self.options.save = Some(SavePolicy::When(Arc::new(accepts)));
             self
@@ -68,7 +70,7 @@ macro_rules! option_setters {
         }
 
         /// The first and the longest wait between attempts of a failing handler; it doubles, with full jitter.
-        /// Default: 100 ms and 30 s.
+        /// Default: 100 ms and 30 s, for ever. The events behind the failing one wait as long.
         pub fn retry_backoff(mut self, first: Duration, longest: Duration) -> Self {
             self.options.retry_backoff = Some((first, longest));
             self

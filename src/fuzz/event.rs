@@ -50,6 +50,7 @@ pub fn event(bytes: &[u8]) -> bool {
 }
 
 /// Whether it answered.
+#[allow(clippy::needless_pass_by_value, reason = "it is typed as a literal")]
 fn ok<T>(answer: Result<T, DecodeError>) -> bool {
     if let Err(error) = &answer {
         assert!(!error.field().is_empty() && error.to_string().contains(error.field()), "{error:?}");

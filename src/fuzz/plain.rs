@@ -106,3 +106,9 @@ impl<'a> Field<'a> {
 pub(super) fn data(token: &[u8]) -> Option<&str> {
     find(token, "_data")?.text()
 }
+
+/// Two upper-case digits a byte, as a server writes tokens.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    let digit = |digit: u8| char::from(b"0123456789ABCDEF"[usize::from(digit)]);
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+}

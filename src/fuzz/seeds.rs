@@ -16,9 +16,14 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "record" => all(records()),
         "text" => texts().into_iter().map(String::into_bytes).collect(),
         "token" => {
-            [[TOKEN, LATER, INVALIDATE, QUIET], [LATER, "826568B1F000000003", &QUIET.to_lowercase(), INVALIDATE]]
-                .map(|tokens| tokens.join("\n").into_bytes())
-                .into()
+            // The last two of the first one are one event in both layouts.
+            [
+                [QUIET, INVALIDATE, LATER, &LATER.replacen("2B02", "2B04", 1)],
+                [TOKEN, LATER, INVALIDATE, QUIET],
+                [LATER, "826568B1F000000003", &QUIET.to_lowercase(), INVALIDATE],
+            ]
+            .map(|tokens| tokens.join("\n").into_bytes())
+            .into()
         }
         "reply" => all(replies()),
         "event" => all(events()),

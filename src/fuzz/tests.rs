@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bson::Document;
 
-use super::{TARGETS, Target, seeds};
+use super::{TARGETS, Target, plain, seeds};
 use crate::event::ChangeEvent;
 
 const SEED: u64 = 0x6D6F_6E67_6F73_7562;
@@ -55,7 +55,7 @@ fn nested(field: &str, depth: usize) -> Vec<u8> {
         let length = 5 + 8 * levels + more;
         bytes.extend(u32::try_from(length).unwrap().to_le_bytes());
         if levels > 0 {
-            bytes.push(super::plain::DOCUMENT);
+            bytes.push(plain::DOCUMENT);
             bytes.extend(name.as_bytes());
             bytes.push(0);
         }
@@ -114,11 +114,7 @@ fn run(name: &str) {
 
 fn attempt(what: &str, target: Target, input: &[u8]) -> bool {
     catch_unwind(AssertUnwindSafe(|| target(input)))
-        .unwrap_or_else(|_| panic!("{what} breaks a property (said above): {}", hex(input)))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+        .unwrap_or_else(|_| panic!("{what} breaks a property (said above): {}", plain::hex(input).to_lowercase()))
 }
 
 fn unhex(hex: &str) -> Vec<u8> {
@@ -142,7 +138,7 @@ fn mutated(seeds: &[Vec<u8>], random: &mut fastrand::Rng) -> Vec<u8> {
 
 /// The outermost length right again, so that what lies deeper is looked at.
 fn repair(input: &mut [u8]) {
-    if input.len() > 4 && input[..4].iter().any(|byte| *byte == 0) {
+    if input.len() > 4 && input[..4].contains(&0) {
         let length = u32::try_from(input.len()).unwrap();
         input[..4].copy_from_slice(&length.to_le_bytes());
         *input.last_mut().unwrap() = 0;
@@ -195,7 +191,7 @@ fn mutate(input: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut fastrand::Rng) {
         // A field once more, of its own or of another input: a key that stands twice.
         10 => {
             let other = random.choice(seeds).unwrap();
-            let fields: Vec<_> = super::plain::fields(other).map_while(|field| field).collect();
+            let fields: Vec<_> = plain::fields(other).map_while(|field| field).collect();
             if let Some(field) = random.choice(&fields) {
                 let field = [&[field.kind], field.name, &[0], field.value].concat();
                 let end = input.len() - 1;

@@ -1,5 +1,6 @@
 //! Tokens: what is taken for one, what is read in it, and that positions sort and cover as their bytes do.
 
+use super::plain;
 use crate::checkpoint::{Checkpoint, Token};
 use crate::mongo::fuzz::covers;
 
@@ -84,8 +85,7 @@ impl Plain {
     }
 
     fn agrees_with(&self, token: &Token) {
-        let hex: String = self.bytes.iter().map(|byte| format!("{byte:02X}")).collect();
-        assert_eq!(token.as_str(), hex);
+        assert_eq!(token.as_str(), plain::hex(&self.bytes));
         let time = token.cluster_time();
         assert_eq!((time.time, time.increment), self.time(), "the time of {token}");
         let rest = self.behind_the_index();
@@ -94,7 +94,7 @@ impl Plain {
             [0x6E | 0x6F, 0x5A, 0x10, 0x04, uuid @ ..] => uuid.get(..16),
             _ => None,
         });
-        let uuid = uuid.map(|uuid| uuid.iter().map(|byte| format!("{byte:02X}")).collect::<String>());
+        let uuid = uuid.map(plain::hex);
         assert_eq!(token.collection_uuid(), uuid.as_deref(), "{token}");
     }
 }

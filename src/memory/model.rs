@@ -24,6 +24,26 @@ use crate::reason::Reason;
 /// an event that the filter cannot decode is handed out.
 ///
 /// A position in the future is waited at for ever, as on a server.
+///
+/// ```
+/// use mongosub::bson::doc;
+/// use mongosub::memory::{self, MemoryCheckpointStorage, MemoryModel};
+/// use mongosub::{Delivery, DurableSubscriptions, Reason, SourceError};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let model = MemoryModel::new();
+/// let subscriptions = DurableSubscriptions::new(model.clone(), MemoryCheckpointStorage::new());
+/// let subscription = subscriptions.subscribe("search_index_v3", |_: Delivery| async { Ok(()) }).await?;
+/// let position = model.push(memory::insert(1, doc! { "status": "paid" }));
+/// subscription.caught_up().await?;
+///
+/// model.break_reader(SourceError::Refused(Reason::EventTooLarge { position }));
+/// let mut status = subscription.watch();
+/// let stalled = status.wait_for(|status| status.state.name() == "stalled").await?;
+/// assert_eq!(stalled.settled, 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct MemoryModel {
     shared: Arc<Shared>,

@@ -6,6 +6,8 @@ mod checkpoint_storage;
 mod classify;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzz;
+#[cfg(feature = "cli")]
+mod connect;
 mod hello;
 mod identity;
 mod model;
@@ -26,7 +28,9 @@ mod token;
 
 pub use checkpoint_storage::MongoCheckpointStorage;
 #[cfg(feature = "cli")]
-pub(crate) use classify::describe;
+pub(crate) use connect::{Unless, Unusable, connect, disconnect, short};
 pub use model::{ChangeStreamModel, FullDocument, FullDocumentBeforeChange, GlobalCheckpointSource};
 pub use pool::ConnectionPool;
 pub use reader::ChangeStreamReader;
+#[cfg(feature = "cli")]
+pub(crate) use stages::check as check_stages;

@@ -88,8 +88,37 @@ pub(super) async fn is_readable(source: &Source, position: &Checkpoint) -> Resul
 /// On a deployment whose oplog has never lost an entry, that is the beginning of time.
 pub(super) async fn earliest(source: &Source) -> Result<Timestamp, Fault> {
     let head = head(source).await?;
-    let probe = source.bare();
-    let served = async |time: u32, increment: u32| probe.has_history(Timestamp { time, increment }, PROBE).await;
+    oldest(head, &source.bare()).await
+}
+
+/// What has a history with a beginning.
+trait History: Sync {
+    fn serves(&self, time: Timestamp) -> impl Future<Output = Result<bool, Fault>> + Send;
+}
+
+impl History for Source {
+    async fn serves(&self, time: Timestamp) -> Result<bool, Fault> {
+        self.has_history(time, PROBE).await
+    }
+}
+
+/// How often the oldest time is looked for when the history loses what was just found.
+const SEARCHES: u32 = 5;
+
+async fn oldest(head: Timestamp, history: &impl History) -> Result<Timestamp, Fault> {
+    let mut searches = 1;
+    loop {
+        let found = search(head, history).await?;
+        // A history that lost something meanwhile has told of two beginnings, and what was found may be neither.
+        if searches == SEARCHES || history.serves(found).await? {
+            return Ok(found);
+        }
+        searches += 1;
+    }
+}
+
+async fn search(head: Timestamp, history: &impl History) -> Result<Timestamp, Fault> {
+    let served = async |time: u32, increment: u32| history.serves(Timestamp { time, increment }).await;
     if served(1, 1).await? {
         return Ok(Timestamp { time: 1, increment: 1 });
     }
@@ -127,6 +156,8 @@ pub(super) async fn earliest(source: &Source) -> Result<Timestamp, Fault> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
 
     #[test]
@@ -134,5 +165,47 @@ mod tests {
         let time = |time, increment| Timestamp { time, increment };
         assert_eq!(after(time(7, 1)), time(7, 2));
         assert_eq!(after(time(7, u32::MAX)), time(8, 0));
+    }
+
+    /// One that begins later once it has been asked so many times.
+    struct Moving {
+        first: Timestamp,
+        then: Timestamp,
+        from: u32,
+        asked: AtomicU32,
+    }
+
+    impl Moving {
+        fn beginning(&self) -> Timestamp {
+            if self.asked.load(Ordering::Relaxed) < self.from { self.first } else { self.then }
+        }
+    }
+
+    impl History for Moving {
+        async fn serves(&self, time: Timestamp) -> Result<bool, Fault> {
+            let served = time >= self.beginning();
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            Ok(served)
+        }
+    }
+
+    #[tokio::test]
+    async fn the_oldest_time_is_found_and_found_again_when_the_oplog_has_moved_on_meanwhile() {
+        let time = |time, increment| Timestamp { time, increment };
+        let head = time(1_700_000_000, 3);
+        for (first, then) in [
+            (time(1_699_990_000, 7), time(1_699_990_000, 90)),
+            (time(1_699_990_000, 1), time(1_699_990_002, 4)),
+            (time(1_699_990_000, 7), time(1_699_999_999, 1)),
+            (time(1, 1), time(1_699_990_000, 7)),
+        ] {
+            for from in 0..80 {
+                let history = Moving { first, then, from, asked: AtomicU32::new(0) };
+                let found = oldest(head, &history).await.unwrap();
+                // What it began with when it was asked last.
+                let beginning = if history.asked.load(Ordering::Relaxed) <= from { first } else { then };
+                assert_eq!(found, beginning, "{first}, and {then} after {from} questions");
+            }
+        }
     }
 }

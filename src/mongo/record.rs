@@ -201,23 +201,23 @@ impl<'a> Fields<'a> {
     }
 
     fn document(&self, field: &str) -> Result<Option<&'a RawDocument>, Wrong> {
-        self.typed(field, "a document", |value| value.as_document())
+        self.typed(field, "a document", RawBsonRef::as_document)
     }
 
     fn text(&self, field: &str) -> Result<Option<&'a str>, Wrong> {
-        self.typed(field, "a string", |value| value.as_str())
+        self.typed(field, "a string", RawBsonRef::as_str)
     }
 
     fn date(&self, field: &str) -> Result<Option<DateTime>, Wrong> {
-        self.typed(field, "a date", |value| value.as_datetime())
+        self.typed(field, "a date", RawBsonRef::as_datetime)
     }
 
     fn timestamp(&self, field: &str) -> Result<Option<Timestamp>, Wrong> {
-        self.typed(field, "a timestamp", |value| value.as_timestamp())
+        self.typed(field, "a timestamp", RawBsonRef::as_timestamp)
     }
 
     fn boolean(&self, field: &str) -> Result<Option<bool>, Wrong> {
-        self.typed(field, "a boolean", |value| value.as_bool())
+        self.typed(field, "a boolean", RawBsonRef::as_bool)
     }
 
     fn number(&self, field: &str) -> Result<Option<i64>, Wrong> {

@@ -43,11 +43,10 @@ impl Reply {
         let (mut batch, mut post_batch, mut closed) = (None::<&RawArray>, None, false);
         for element in reply.get_document("cursor").map_err(|error| broken(&error))? {
             match element.map_err(|error| broken(&error))? {
-                (key, RawBsonRef::Array(events)) if key == "firstBatch" || key == "nextBatch" => {
-                    if batch.replace(events).is_some() {
-                        return Err(broken(&"it has two batches"));
-                    }
+                (key, RawBsonRef::Array(_)) if batch.is_some() && (key == "firstBatch" || key == "nextBatch") => {
+                    return Err(broken(&"it has two batches"));
                 }
+                (key, RawBsonRef::Array(events)) if key == "firstBatch" || key == "nextBatch" => batch = Some(events),
                 (key, RawBsonRef::Document(id)) if key == "postBatchResumeToken" => {
                     let data = id.get_str("_data").map_err(|error| broken(&error))?;
                     post_batch = Some(Token::new(data).map_err(|error| broken(&error))?);

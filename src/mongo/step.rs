@@ -27,6 +27,8 @@ pub(super) struct Replied {
     pub(super) first: bool,
     /// The position has moved.
     pub(super) moved: bool,
+    /// It has not moved for so long that the server may be cut off from those that write.
+    pub(super) still: bool,
     pub(super) end: End,
 }
 
@@ -130,6 +132,10 @@ impl Recovery {
             End::Closed => return self.ended(),
             End::Invalidated => return Next::End,
         }
+        // Where it opens is the driver's choice, by what the members say of themselves now.
+        if reply.still {
+            return Next::Open(Wait::No);
+        }
         if let Some(events) = &mut self.one_by_one {
             *events += u32::try_from(reply.events).unwrap_or(FIT_AGAIN);
             let over = *events >= FIT_AGAIN || (reply.events == 0 && !reply.first);
@@ -196,7 +202,7 @@ mod tests {
         Happened::Failed(Phase::GetMore, fault(class))
     }
 
-    const GOOD: Replied = Replied { events: 1, bytes: 1000, first: false, moved: true, end: End::Open };
+    const GOOD: Replied = Replied { events: 1, bytes: 1000, first: false, moved: true, still: false, end: End::Open };
 
     #[test]
     fn a_good_stream_is_read_on() {
@@ -276,6 +282,14 @@ mod tests {
         let large = Replied { events: 160, bytes: 16_000_000, ..GOOD };
         assert_eq!(recovery.step(Happened::Replied(large)), Next::Open(Wait::No));
         assert_eq!((recovery.how().events, recovery.failures()), (16, 0));
+    }
+
+    #[test]
+    fn a_stream_that_stands_still_is_opened_anew_and_is_no_failure() {
+        let mut recovery = Recovery::default();
+        let still = Replied { still: true, ..Replied::default() };
+        assert_eq!(recovery.step(Happened::Replied(still)), Next::Open(Wait::No));
+        assert_eq!(recovery, Recovery::default());
     }
 
     #[test]

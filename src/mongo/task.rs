@@ -24,6 +24,9 @@ use crate::reason::Reason;
 
 /// How long finding out the oldest position may take when history is lost.
 const OLDEST_WITHIN: Duration = Duration::from_secs(5);
+/// A server that takes part in its set has something new every ten seconds, if only a no-op. One that has had nothing for
+/// twice as long may have been the primary, and not know that others write elsewhere.
+const STILL: Duration = Duration::from_secs(20);
 /// How often a missing right is asked for.
 const SLOWLY: Duration = Duration::from_secs(10);
 
@@ -70,6 +73,8 @@ struct Task {
     position: Option<Checkpoint>,
     /// Events that the position covers may still come: none later than it has come since the open.
     dropping: bool,
+    /// When the position last moved, the stream was opened, or there was more to read.
+    moved: tokio::time::Instant,
     recovery: Recovery,
     backoff: Backoff,
     items: mpsc::Sender<Item>,
@@ -96,6 +101,7 @@ impl Task {
             source,
             position,
             dropping: true,
+            moved: tokio::time::Instant::now(),
             recovery,
             backoff,
             items,
@@ -144,6 +150,7 @@ impl Task {
                     Ok(open) => {
                         stream = Some(open);
                         self.dropping = true;
+                        self.moved = tokio::time::Instant::now();
                         Happened::Opened
                     }
                     Err(fault) => Happened::Failed(Phase::Open, fault),
@@ -184,6 +191,7 @@ impl Task {
             bytes: reply.size(),
             first,
             moved: new.is_some(),
+            still: false,
             end: match &new {
                 Some(position) if position.is_invalidate() => End::Invalidated,
                 _ if reply.closed => End::Closed,
@@ -204,6 +212,11 @@ impl Task {
             self.position = Some(Checkpoint::Token(token.clone()));
         }
         let at_end = !blind && reply.ends_at_the_end_of_the_oplog();
+        let now = tokio::time::Instant::now();
+        if replied.moved || !at_end {
+            self.moved = now;
+        }
+        replied.still = now >= self.moved + STILL;
         self.state.send_if_modified(|state| {
             let before = (state.at_end, state.end_at.clone());
             state.at_end = at_end;
@@ -356,6 +369,19 @@ mod tests {
         bench.take(reply(&[token(9, 1)], Some(&token(9, 1)), 5), false);
         assert!(!bench.state.borrow().at_end);
         assert_eq!(bench.state.borrow().end_at, Some(quiet(9).into()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_has_nothing_new_for_long_is_told_from_one_that_has_had_a_no_op() {
+        let mut bench = at(Some(quiet(7).into())).await;
+        let mut still = async |reply, seconds| {
+            tokio::time::advance(Duration::from_secs(seconds)).await;
+            bench.take(reply, false).0.still
+        };
+        assert!(!still(reply(&[], Some(&quiet(7)), 5), 19).await);
+        assert!(!still(reply(&[], Some(&quiet(8)), 5), 1).await, "a no-op moves the position");
+        assert!(!still(reply(&[], Some(&quiet(8)), 5), 19).await);
+        assert!(still(reply(&[], Some(&quiet(8)), 5), 1).await);
     }
 
     #[tokio::test]

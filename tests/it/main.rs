@@ -12,6 +12,7 @@ mod life;
 mod main_path;
 mod memory_model;
 mod quiet;
+mod readme;
 mod runbook;
 mod saving;
 mod source_faults;

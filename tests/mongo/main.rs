@@ -23,6 +23,7 @@ mod reopen;
 mod rights;
 mod seen;
 mod storage;
+mod subscribe_command;
 #[path = "../support/mod.rs"]
 mod support;
 mod two_processes;
@@ -42,6 +43,8 @@ const ROLES: &[support::child::Role] = &[
 
 fn tests() -> Vec<libtest_mimic::Trial> {
     [
+        // First, because it is long, and two sets of three nodes at a time are enough for the machine.
+        vec![matrix::cuts()],
         on_any_server(bad_input::tests()),
         bounds::tests(),
         demo::tests(),
@@ -58,6 +61,7 @@ fn tests() -> Vec<libtest_mimic::Trial> {
         on_any_server(reopen::tests()),
         on_any_server(rights::tests()),
         on_any_server(storage::tests()),
+        subscribe_command::tests(),
         on_any_server(two_processes::tests()),
     ]
     .into_iter()

@@ -10,6 +10,8 @@ pub mod writer;
 
 use libtest_mimic::Trial;
 
+pub use self::nodes::cuts;
+
 pub fn tests() -> Vec<Trial> {
     [verdict::tests(), nodes::tests()].into_iter().flatten().collect()
 }

@@ -127,6 +127,11 @@ impl Server {
         self.links().cut(Cut::Node(self.node(number).port()));
     }
 
+    /// Cuts a node from the other nodes, and from no client.
+    pub fn cut_peers(&self, number: usize) {
+        self.links().cut(Cut::Peers(self.node(number).port()));
+    }
+
     /// Cuts a node from the clients of `client_named(app_name)`, and from nobody else.
     pub fn cut_client(&self, app_name: &str, number: usize) {
         self.links().cut(Cut::Client { app_name: app_name.into(), node: self.node(number).port() });

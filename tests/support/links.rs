@@ -35,6 +35,8 @@ pub struct Links(watch::Sender<Vec<Cut>>);
 pub enum Cut {
     /// Everything between this node and anybody else.
     Node(u16),
+    /// Everything between this node and other nodes.
+    Peers(u16),
     /// What goes between this node and the clients of that `appName`.
     Client { app_name: String, node: u16 },
 }
@@ -59,6 +61,7 @@ impl Cut {
     fn is_between(&self, from: &Party, to: u16) -> bool {
         match self {
             Self::Node(node) => (*from == Party::Node(*node)) != (to == *node),
+            Self::Peers(node) => matches!(from, Party::Node(from) if (from == node) != (to == *node)),
             Self::Client { app_name, node } => to == *node && matches!(from, Party::Client(name) if name == app_name),
         }
     }

@@ -6,15 +6,14 @@ use std::time::Duration;
 
 use bson::doc;
 use mongodb::Client;
-use mongodb::error::ErrorKind;
-use mongodb::options::ClientOptions;
 use tokio::time::Instant;
 
 use super::container::Container;
 use super::process::{self, Process};
 use super::story::Story;
 use super::{Failed, container};
-use crate::mongo::describe;
+pub(super) use crate::mongo::short;
+use crate::mongo::{self, Unless, Unusable};
 
 const SET: &str = "mongosub-demo";
 const START: Duration = Duration::from_secs(30);
@@ -145,53 +144,8 @@ async fn initiate(uri: &str, port: u16) -> Result<(), Failed> {
 }
 
 async fn connect(uri: &str) -> Result<Client, Failed> {
-    let cannot_be_used = |error: mongodb::error::Error| unusable(uri, &error);
-    let mut options = ClientOptions::parse(uri).await.map_err(cannot_be_used)?;
-    options.server_selection_timeout.get_or_insert(FOUND_WITHIN);
-    Client::with_options(options).map_err(cannot_be_used)
-}
-
-/// The driver's message may hold what it took for a host or an option: with a password that is not percent-encoded, a
-/// part of that.
-fn unusable(uri: &str, error: &mongodb::error::Error) -> Failed {
-    let why = match error.kind.as_ref() {
-        ErrorKind::InvalidArgument { .. } if uri.contains('@') => {
-            "its user name and password must be percent-encoded, its hosts and options well-formed".into()
-        }
-        _ => short(error),
-    };
-    let text = format!("the URI cannot be used: {why}");
-    match error.kind.as_ref() {
-        ErrorKind::InvalidArgument { .. } => Failed::usage(text),
-        _ => text.into(),
-    }
-}
-
-/// A driver's error without the server's whole reply.
-pub(super) fn short(error: &mongodb::error::Error) -> String {
-    match describe(error) {
-        (Some(code), text) => format!("{text} (code {code})"),
-        (None, text) => text,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_password_that_breaks_the_uri_is_not_printed() {
-        for password in ["s3cret", "s3/cret", "s3?cret", "s3@cret", "s3%cret", "s3:cret", "cret&s3"] {
-            for uri in [
-                format!("mongodb://user:{password}@host:99999/"),
-                format!("mongodb://user:{password}@host/?x"),
-                format!("mongodb://user:{password}@"),
-                format!("mongodb+srv://user:{password}@a,b/"),
-            ] {
-                let Err(failed) = connect(&uri).await else { continue };
-                assert!(!failed.text.contains("cret") && !failed.text.contains("s3"), "{uri}: {}", failed.text);
-                assert_eq!(failed.exit_code, 2, "{uri}");
-            }
-        }
-    }
+    let unless = Unless { found_within: Some(FOUND_WITHIN), app_name: Some("mongosub demo") };
+    mongo::connect(uri, unless)
+        .await
+        .map_err(|Unusable { text, usage }| if usage { Failed::usage(text) } else { text.into() })
 }

@@ -19,6 +19,15 @@ use crate::storage::{BoxFuture, CheckpointStorage, Claim, ClaimOutcome, Record, 
 /// It waits a few milliseconds where the storage's clock has to move on, and needs a tokio runtime with time enabled.
 /// A storage that works alone in its process may run it with a paused clock.
 ///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build()?.block_on(async {
+/// # use mongosub::memory::MemoryCheckpointStorage as MyStorage;
+/// let report = mongosub::conformance::checkpoint_storage(|| async { MyStorage::new() }).await;
+/// report.assert_passed();
+/// # });
+/// # Ok::<_, std::io::Error>(())
+/// ```
+///
 /// # Cancel safety
 /// Dropped, the records it has made so far stay in the storage.
 pub async fn checkpoint_storage<S, F, Fut>(fresh: F) -> Report

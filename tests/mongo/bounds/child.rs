@@ -224,9 +224,9 @@ async fn counts(pool: &ConnectionPool, streams: u32) {
 
 async fn blocked(database: &Database, log: &Log, events: i32) -> anyhow::Result<()> {
     let (notes, gate) = (Notes::default(), Arc::new(tokio::sync::Semaphore::new(0)));
-    let (noted, waiting) = (notes.clone(), gate.clone());
+    let (into, waiting) = (notes.clone(), gate.clone());
     let handler = move |delivery: Delivery| {
-        let (notes, gate) = (noted.clone(), waiting.clone());
+        let (notes, gate) = (into.clone(), waiting.clone());
         async move {
             gate.acquire().await?.forget();
             notes.note(&delivery);
