@@ -4,10 +4,10 @@
 mod call;
 mod checkpoint_storage;
 mod classify;
-#[cfg(any(test, feature = "fuzzing"))]
-pub(crate) mod fuzz;
 #[cfg(feature = "cli")]
 mod connect;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod hello;
 mod identity;
 mod model;
