@@ -7,7 +7,6 @@ mod ends;
 mod hung;
 mod looked_up;
 mod lost;
-mod writer;
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +17,6 @@ use mongosub::{
     bson::{Bson, Document, doc},
     mongodb::{Collection, Database},
 };
-
 use tokio::sync::Semaphore;
 
 use crate::{
@@ -27,8 +25,9 @@ use crate::{
 };
 
 pub fn tests() -> Vec<Trial> {
-    let (ends, looked_up) = (on_any_server(ends::tests()), on_any_server(looked_up::tests()));
-    [broken::tests(), codes::tests(), ends, hung::tests(), looked_up, lost::tests()].into_iter().flatten().collect()
+    // What a server's version may bear on.
+    let semantics = [ends::tests(), looked_up::tests(), lost::tests()].into_iter().map(on_any_server);
+    semantics.chain([broken::tests(), codes::tests(), hung::tests()]).flatten().collect()
 }
 
 /// A handler that waits for its turn before each event, and notes it then.
