@@ -35,8 +35,8 @@ const ROLES: &[support::child::Role] = &[
 
 fn tests() -> Vec<libtest_mimic::Trial> {
     [
-        // First, because it is long, and two sets of three nodes at a time are enough for the machine.
-        vec![matrix::cuts()],
+        // First, because they are long.
+        matrix::long(),
         bad_input::tests(),
         demo::tests(),
         filter::tests(),
