@@ -43,8 +43,8 @@ const ROLES: &[support::child::Role] = &[
 
 fn tests() -> Vec<libtest_mimic::Trial> {
     [
-        // First, because it is long, and two sets of three nodes at a time are enough for the machine.
-        vec![matrix::cuts()],
+        // First, because they are long.
+        matrix::long(),
         on_any_server(bad_input::tests()),
         bounds::tests(),
         demo::tests(),

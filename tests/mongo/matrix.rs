@@ -10,7 +10,7 @@ pub mod writer;
 
 use libtest_mimic::Trial;
 
-pub use self::nodes::cuts;
+pub use self::nodes::long;
 
 pub fn tests() -> Vec<Trial> {
     [verdict::tests(), nodes::tests()].into_iter().flatten().collect()
