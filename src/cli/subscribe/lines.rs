@@ -206,7 +206,8 @@ mod tests {
         }
         let asked = case.gone.clone();
         // It is not tried again before the command has heard of it.
-        let unwritten = case.lines.flush(asked.cancelled()).await.unwrap_err();
+        let flushed = tokio::time::timeout(PATIENCE, case.lines.flush(asked.cancelled())).await;
+        let unwritten = flushed.expect("it tells the command").unwrap_err();
         assert!(case.gone.is_cancelled());
         assert_eq!((unwritten.written, unwritten.cause.kind()), (1, ErrorKind::BrokenPipe));
         assert_eq!(case.ids(), [1]);
