@@ -77,8 +77,7 @@ impl Source {
     pub(super) async fn open(&self, from: Option<&Checkpoint>, how: How) -> Result<Stream, Fault> {
         let start = start_of(from)?;
         let limit = if how.behind { None } else { Some(VERDICT_MS) };
-        let first = if how.behind { 0 } else { how.events };
-        self.run(self.command(start, first, limit), how).await
+        self.run(self.command(start, how.first, limit), how).await
     }
 
     /// The same scope without anything that costs the server: to ask whether it can be opened.
@@ -94,7 +93,7 @@ impl Source {
     pub(super) async fn has_history(&self, from: bson::Timestamp, limit: Duration) -> Result<bool, Fault> {
         let limit = i64::try_from(limit.as_millis()).unwrap_or(VERDICT_MS);
         let start = doc! { "startAtOperationTime": from };
-        match self.run(self.command(start, 1, Some(limit)), How { events: 1, behind: false }).await {
+        match self.run(self.command(start, 1, Some(limit)), How { first: 1, events: 1, behind: false }).await {
             Ok(_) | Err(Fault { class: Class::Behind | Class::TooLarge, .. }) => Ok(true),
             Err(Fault { class: Class::HistoryLost, .. }) => Ok(false),
             Err(fault) => Err(fault),

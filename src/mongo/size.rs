@@ -1,8 +1,10 @@
 //! How many events a reply should hold, learned from how large they are. A value: the reader reopens, this only says so.
 
 /// How many bytes a reply should have.
-const TARGET: usize = 1_500_000;
+const TARGET: usize = 1_000_000;
 const FIRST: u32 = 1000;
+/// How many events the reply to an open holds at most: enough to see how large they are.
+const SAMPLE: u32 = 100;
 const LEAST: u32 = 16;
 const MOST: u32 = 4000;
 /// The server ends a reply here by itself, whatever was asked for.
@@ -27,25 +29,52 @@ impl ReplySize {
         self.events
     }
 
+    /// How many events the reply to an open may hold. It comes before anything is known of their size, and a thousand
+    /// large ones would be held in memory at once.
+    pub(super) fn sample(&self) -> u32 {
+        self.events.min(SAMPLE)
+    }
+
+    /// Looks at the reply to an open, and takes another size when full replies would be more than twice too large.
+    /// `true` when it did. A few events say too little.
+    pub(super) fn observe_sample(&mut self, events: usize, bytes: usize) -> bool {
+        let mean = bytes / events.max(1);
+        events >= LEAST as usize && self.shrink(mean.saturating_mul(self.events as usize), mean)
+    }
+
     /// Looks at one reply, and takes another size when this one is off by more than twice. `true` when it did.
     ///
     /// Only a full reply says that the size is too small (twice in a row: it costs a reopen), only one of more than
-    /// twice the target that it is too large. Events of which even the fewest fill a reply stay: the size would change
-    /// nothing, and a reopen reads the last event once more.
+    /// twice the target that it is too large.
     pub(super) fn observe(&mut self, events: usize, bytes: usize) -> bool {
         let mean = bytes / events.max(1);
-        let better = u32::try_from(TARGET / mean.max(1)).unwrap_or(MOST).clamp(LEAST, MOST);
-        let full = events >= self.events as usize;
-        let too_small = full && better > self.events.saturating_mul(2);
-        let helps = mean.saturating_mul(better as usize) < SERVERS_OWN;
-        let too_large = bytes > 2 * TARGET && better < self.events / 2 && helps;
-        self.small = if too_small { self.small + 1 } else { 0 };
-        if too_large || self.small == 2 {
-            *self = Self { events: better, small: 0 };
+        if self.shrink(bytes, mean) {
             return true;
         }
-        false
+        let too_small = events >= self.events as usize && better(mean) > self.events.saturating_mul(2);
+        self.small = if too_small { self.small + 1 } else { 0 };
+        if self.small == 2 {
+            *self = Self { events: better(mean), small: 0 };
+        }
+        too_small && self.small == 0
     }
+
+    /// Events of which even the fewest fill a reply stay: the size would change nothing, and a reopen reads the last event
+    /// once more.
+    fn shrink(&mut self, bytes: usize, mean: usize) -> bool {
+        let better = better(mean);
+        let helps = mean.saturating_mul(better as usize) < SERVERS_OWN;
+        let too_large = bytes > 2 * TARGET && better < self.events / 2 && helps;
+        if too_large {
+            *self = Self { events: better, small: 0 };
+        }
+        too_large
+    }
+}
+
+/// The size for events of so many bytes.
+fn better(mean: usize) -> u32 {
+    u32::try_from(TARGET / mean.max(1)).unwrap_or(MOST).clamp(LEAST, MOST)
 }
 
 #[cfg(test)]
@@ -91,5 +120,18 @@ mod tests {
         assert!(!size.observe(16, 1_600_000));
         assert!(!size.observe(1, 16_000_000));
         assert_eq!(size.events(), 16);
+    }
+
+    #[test]
+    fn the_reply_to_an_open_is_a_sample_and_large_events_in_it_make_smaller_replies() {
+        let mut size = ReplySize::default();
+        assert_eq!(size.sample(), 100);
+        assert!(!size.observe_sample(100, 110_000));
+        assert!(!size.observe_sample(3, 300_000), "a few say too little");
+        assert!(size.observe_sample(100, 1_050_000));
+        assert_eq!((size.events(), size.sample()), (95, 95));
+        assert!(!size.observe_sample(100, 1_050_000));
+        assert!(size.observe_sample(50, 5_000_000));
+        assert_eq!((size.events(), size.sample()), (16, 16));
     }
 }

@@ -71,7 +71,9 @@ pub(super) enum Wait {
 /// How to open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct How {
-    /// At most this many events in a reply.
+    /// At most this many events in the reply to the open.
+    pub(super) first: u32,
+    /// At most this many events in a later reply.
     pub(super) events: u32,
     /// The server has accepted the start but is far behind: no first batch, no time limit.
     pub(super) behind: bool,
@@ -98,8 +100,11 @@ const HOLLOW: u32 = 5;
 impl Recovery {
     /// How the next open is to be done.
     pub(super) fn how(&self) -> How {
-        let events = if self.one_by_one.is_some() { 1 } else { self.size.events() };
-        How { events, behind: self.behind }
+        let (sample, events) = match self.one_by_one {
+            Some(_) => (1, 1),
+            None => (self.size.sample(), self.size.events()),
+        };
+        How { first: if self.behind { 0 } else { sample }, events, behind: self.behind }
     }
 
     /// How many failures there were since the last good read.
@@ -146,7 +151,11 @@ impl Recovery {
                 Next::Read
             };
         }
-        if self.size.observe(reply.events, reply.bytes) { Next::Open(Wait::No) } else { Next::Read }
+        let changed = match reply.first {
+            true => self.size.observe_sample(reply.events, reply.bytes),
+            false => self.size.observe(reply.events, reply.bytes),
+        };
+        if changed { Next::Open(Wait::No) } else { Next::Read }
     }
 
     fn failed(&mut self, phase: Phase, fault: Fault) -> Next {
@@ -243,10 +252,10 @@ mod tests {
     fn far_behind_is_opened_without_a_limit_and_the_next_open_has_one_again() {
         let mut recovery = Recovery::default();
         assert_eq!(recovery.step(Happened::Failed(Phase::Open, fault(Class::Behind))), Next::Open(Wait::No));
-        assert_eq!(recovery.how(), How { events: 1000, behind: true });
+        assert_eq!(recovery.how(), How { first: 0, events: 1000, behind: true });
         assert_eq!(recovery.failures(), 0);
         recovery.step(Happened::Opened);
-        assert_eq!(recovery.how(), How { events: 1000, behind: false });
+        assert_eq!(recovery.how(), How { first: 100, events: 1000, behind: false });
         recovery.step(Happened::Failed(Phase::Open, fault(Class::Behind)));
         let again = recovery.step(Happened::Failed(Phase::Open, fault(Class::Behind)));
         assert_eq!((again, recovery.how().behind), (Next::Open(Wait::Backoff), false));
