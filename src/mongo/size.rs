@@ -1,7 +1,7 @@
 //! How many events a reply should hold, learned from how large they are. A value: the reader reopens, this only says so.
 
 /// How many bytes a reply should have.
-const TARGET: usize = 1_000_000;
+const TARGET: usize = 1 << 20;
 const FIRST: u32 = 1000;
 /// How many events the reply to an open holds at most: enough to see how large they are.
 const SAMPLE: u32 = 100;
@@ -129,7 +129,7 @@ mod tests {
         assert!(!size.observe_sample(100, 110_000));
         assert!(!size.observe_sample(3, 300_000), "a few say too little");
         assert!(size.observe_sample(100, 1_050_000));
-        assert_eq!((size.events(), size.sample()), (95, 95));
+        assert_eq!((size.events(), size.sample()), (99, 99));
         assert!(!size.observe_sample(100, 1_050_000));
         assert!(size.observe_sample(50, 5_000_000));
         assert_eq!((size.events(), size.sample()), (16, 16));

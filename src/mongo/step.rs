@@ -151,9 +151,10 @@ impl Recovery {
                 Next::Read
             };
         }
-        let changed = match reply.first {
-            true => self.size.observe_sample(reply.events, reply.bytes),
-            false => self.size.observe(reply.events, reply.bytes),
+        let changed = if reply.first {
+            self.size.observe_sample(reply.events, reply.bytes)
+        } else {
+            self.size.observe(reply.events, reply.bytes)
         };
         if changed { Next::Open(Wait::No) } else { Next::Read }
     }

@@ -18,7 +18,7 @@ use crate::run::repeats::Repeats;
 use crate::status::Board;
 use crate::storage::{CheckpointStorage, Record, Save, SaveOutcome};
 
-/// Between two writes of [`SaveMode::WriteBehind`].
+/// Between the answer to a write and the next write, in [`SaveMode::WriteBehind`].
 const SPACING: Duration = Duration::from_millis(10);
 /// How long a wanted save may fail before no further event is handed out.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -46,7 +46,8 @@ pub(crate) struct Saver<S> {
     /// Quiet writes wait until the save policy has stored an event, for the same starts.
     quiet_allowed: bool,
     last_sent: Instant,
-    last_write: Option<Instant>,
+    /// When the last write was answered: what keeps a busy storage busy is not followed at once by more.
+    last_answer: Option<Instant>,
     answered: Instant,
     wanted_since: Option<Instant>,
     retry_at: Option<Instant>,
@@ -95,7 +96,7 @@ impl<S: CheckpointStorage> Saver<S> {
             recorded,
             quiet_allowed: recorded,
             last_sent: now,
-            last_write: None,
+            last_answer: None,
             answered: now,
             wanted_since: None,
             retry_at: None,
@@ -195,7 +196,7 @@ impl<S: CheckpointStorage> Saver<S> {
         }
         let quiet = storable.and_then(|mark| Some((mark, self.quiet_at()?)));
         if let Some(mark) = requested {
-            let spaced = match (self.mode, self.last_write) {
+            let spaced = match (self.mode, self.last_answer) {
                 (SaveMode::WriteBehind, Some(last)) => last + SPACING,
                 _ => now,
             };
@@ -238,7 +239,6 @@ impl<S: CheckpointStorage> Saver<S> {
         let storage = self.storage.clone();
         let task = tokio::spawn(async move { storage.save(&save).await });
         self.last_sent = now;
-        self.last_write = Some(now);
         self.in_flight = Some(Write { mark, why, clean: self.clean, task });
         patience_ends
     }
@@ -286,6 +286,7 @@ impl<S: CheckpointStorage> Saver<S> {
         board: &Board,
     ) -> Result<(), Lost> {
         let Some(Write { mark, why, clean, .. }) = self.in_flight.take() else { return Ok(()) };
+        self.last_answer = Some(Instant::now());
         if matches!(outcome, Ok(SaveOutcome::Saved { .. } | SaveOutcome::NotAhead)) && clean {
             self.clean = false;
         }

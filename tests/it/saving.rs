@@ -239,6 +239,22 @@ async fn write_through_hands_out_the_next_event_only_when_the_save_is_answered()
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_storage_that_takes_its_time_is_left_alone_for_ten_milliseconds_behind_its_answer() {
+    let world = World::new();
+    world.storage.every_save(Fault::Late(Duration::from_millis(8)));
+    let subscription = world.subscribe().await;
+    let begun = Instant::now();
+    for key in 1..=60 {
+        world.insert(key);
+        millis(1).await;
+    }
+    until_settled(&subscription, 60).await;
+    millis(100).await;
+    let sent = world.storage.sent_ms(begun);
+    assert!(sent.len() >= 3 && sent.windows(2).all(|pair| pair[1] - pair[0] >= 18), "{sent:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn write_through_waits_for_wanted_saves_alone_and_does_not_space_them() {
     let world = World::new();
     let subscription = world.action().save_mode(SaveMode::WriteThrough).save_every(3).await.unwrap();
