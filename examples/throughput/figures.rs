@@ -22,6 +22,12 @@ impl Figures {
         self.values.get(name).map_or(f64::NAN, |(values, _)| median(values))
     }
 
+    /// The median of what the rounds say of one figure beside another: what slows a whole round down slows both.
+    pub fn ratio(&self, name: &str, beside: &str) -> f64 {
+        let of = |name: &str| self.values.get(name).map_or(&[][..], |(values, _)| values);
+        median(&of(name).iter().zip(of(beside)).map(|(value, beside)| value / beside).collect::<Vec<_>>())
+    }
+
     /// Whether the middle half of the rounds agrees, for every figure of this prefix.
     pub fn agree(&self, prefix: &str) -> bool {
         let of = self.values.iter().filter(|(name, _)| name.starts_with(prefix));
