@@ -183,8 +183,8 @@ pub(crate) fn describe(error: &Error) -> (Option<i32>, String) {
         ErrorKind::ConnectionPoolCleared { .. } => {
             (None, "the connections to the server were given up after another operation had failed".to_owned())
         }
-        ErrorKind::ServerSelection { message, .. }
-        | ErrorKind::Authentication { message, .. }
+        ErrorKind::ServerSelection { message, .. } => (None, unselected(&without_replies(message))),
+        ErrorKind::Authentication { message, .. }
         | ErrorKind::DnsResolve { message, .. }
         | ErrorKind::InvalidArgument { message, .. }
         | ErrorKind::InvalidResponse { message, .. }
@@ -197,6 +197,25 @@ pub(crate) fn describe(error: &Error) -> (Option<i32>, String) {
         ErrorKind::SessionsNotSupported => (None, "the server does not support sessions".to_owned()),
         _ => (None, "an error of a kind that is not known here".to_owned()),
     }
+}
+
+/// What the driver says when no server could be selected, with the servers and what ails them instead of its description
+/// of the whole topology: `.. Topology: { .., Servers: [ { Address: a:1, Type: Unknown, Error: .. }, .. ] }`.
+fn unselected(message: &str) -> String {
+    let Some((said, topology)) = message.split_once(" Topology: ") else { return message.to_owned() };
+    let servers: Vec<String> = topology
+        .split("{ Address: ")
+        .skip(1)
+        .map(|server| {
+            let server = server.trim_end_matches([' ', ',', ']', '}']);
+            let (address, facts) = server.split_once(", Type: ").unwrap_or((server, ""));
+            let kind = facts.split(',').next().unwrap_or_default();
+            let ails = facts.split_once(", Error: ").map_or(kind, |(_, error)| error.trim_start_matches("Kind: "));
+            format!("{address}: {ails}")
+        })
+        .collect();
+    let servers = if servers.is_empty() { "none is known".to_owned() } else { servers.join("; ") };
+    format!("{} ({servers})", said.trim_end_matches('.'))
 }
 
 /// Takes out of a message what the driver's `Display` of the errors inside it puts there: labels, source and reply.
@@ -222,6 +241,18 @@ mod tests {
 
     fn fault(phase: Phase, code: i32) -> Class {
         class_of(phase, code).unwrap_or(Class::Fatal)
+    }
+
+    #[test]
+    fn servers_that_cannot_be_selected_are_named_with_what_ails_them() {
+        let said = "Server selection timeout: No available servers. Topology: { Type: ReplicaSetNoPrimary, Set Name: rs0, \
+                    Servers: [ { Address: a:1, Type: Unknown, Error: Kind: I/O error: Connection refused (os error 111) }, \
+                    { Address: b:2, Type: RsSecondary, Average RTT: 1ms, Replica Set Name: rs0 } ] }";
+        let named = "Server selection timeout: No available servers (a:1: I/O error: Connection refused (os error 111); b:2: \
+                     RsSecondary)";
+        assert_eq!(unselected(said), named);
+        assert_eq!(unselected("No servers. Topology: { Type: Unknown }"), "No servers (none is known)");
+        assert_eq!(unselected("something else"), "something else");
     }
 
     #[test]
