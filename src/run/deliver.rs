@@ -14,9 +14,10 @@ use crate::checkpoint::Checkpoint;
 use crate::delivery::{Context, Delivery};
 use crate::error::SourceError;
 use crate::event::ChangeEvent;
-use crate::ids::{Ownership, SubscriptionId};
+use crate::ids::{Epoch, Ownership, SubscriptionId};
 use crate::model::{Read, Reader, SourceState, SubscriptionModel};
 use crate::reason::Reason;
+use crate::run::barrier::Anew;
 use crate::run::desk::Desk;
 use crate::run::hand_out::Batch;
 use crate::run::maybe_seen::MaybeSeen;
@@ -31,10 +32,17 @@ pub(crate) struct Deliver<M: SubscriptionModel> {
     pub(crate) opening: Opening<M>,
     pub(crate) id: SubscriptionId,
     pub(crate) ownership: Ownership,
+    pub(crate) epoch: Epoch,
     pub(crate) settings: Settings,
     pub(crate) desk: Arc<Desk>,
     pub(crate) board: Arc<Board>,
     pub(crate) work: Box<dyn Work>,
+    /// Whether the handler has to flush before anything is stored.
+    pub(crate) barrier: bool,
+    /// The handler knows where the run stands.
+    pub(crate) told: bool,
+    /// Set when what was handled is lost with its handler.
+    pub(crate) anew: Option<Anew>,
     pub(crate) maybe_seen: MaybeSeen,
     /// The last position taken from a reader, settled or not.
     pub(crate) taken: Option<Checkpoint>,
@@ -71,8 +79,10 @@ pub(crate) enum Ended {
     Asked,
     /// The source cannot go on.
     Stalled(Reason),
-    /// The record is no longer the run's own.
+    /// The feed is over.
     Stopped(Reason),
+    /// What was handled is lost with its handler; `Deliver::anew` says why.
+    Anew,
 }
 
 impl<M: SubscriptionModel> Deliver<M> {
@@ -95,6 +105,9 @@ impl<M: SubscriptionModel> Deliver<M> {
     }
 
     async fn open_and_deliver(&mut self, reader: Option<M::Reader>) -> Ended {
+        if let Err(ended) = self.tell_handler().await {
+            return ended;
+        }
         let mut again = Again::default();
         let mut next = reader;
         loop {
@@ -133,6 +146,8 @@ impl<M: SubscriptionModel> Deliver<M> {
         let context = Arc::new(Context {
             subscription: self.id.clone(),
             fence: self.ownership.fence,
+            epoch: self.epoch,
+            hold: self.hold(),
             cancelled: self.signals.stop.clone(),
         });
         let stop = self.signals.stop.clone();
@@ -141,6 +156,12 @@ impl<M: SubscriptionModel> Deliver<M> {
         let mut batch = Batch::default();
         loop {
             tokio::task::consume_budget().await;
+            if self.barrier
+                && self.desk.flush_is_wanted()
+                && let Err(ended) = self.flush().await
+            {
+                return Left::Ended(ended);
+            }
             let last = match self.gather(reader, stop.as_mut(), &mut batch, &context).await {
                 Ok(last) => last,
                 Err(ended) => return Left::Ended(ended),
@@ -173,6 +194,7 @@ impl<M: SubscriptionModel> Deliver<M> {
                     biased;
                     () = stop.as_mut() => return Err(Ended::Asked),
                     read = reader.next() => read,
+                    () = self.desk.flush_wanted(), if self.barrier => return Ok(None),
                 }
             } else if limits.max_wait.is_zero() {
                 match reader.next().now_or_never() {

@@ -12,6 +12,8 @@ use crate::error::{StorageError, SubscriptionError};
 use crate::ids::{Ownership, SubscriptionId};
 use crate::model::SubscriptionModel;
 use crate::reason::Reason;
+use crate::run::anew::Renewal;
+use crate::run::barrier::Anew;
 use crate::run::core::{Core, Turn};
 use crate::run::deliver::{Deliver, Ended};
 use crate::run::progress::Mark;
@@ -22,7 +24,7 @@ use crate::storage::CheckpointStorage;
 
 /// The last save of a pause or shutdown gets what is left of the grace, and at least this. So long, too, may the
 /// record's deletion by a cancel and the look at it by a resume take.
-const LAST_SAVE: Duration = Duration::from_secs(10);
+pub(crate) const LAST_SAVE: Duration = Duration::from_secs(10);
 /// A handler that blocks its thread cannot be dropped: its task is left behind when it has not ended after this.
 const LEFT_BEHIND: Duration = Duration::from_secs(1);
 
@@ -40,18 +42,19 @@ pub(crate) enum Command {
 
 /// A run's own task.
 pub(crate) struct Run<M: SubscriptionModel, S> {
-    id: SubscriptionId,
-    ownership: Ownership,
+    pub(crate) id: SubscriptionId,
+    pub(crate) ownership: Ownership,
     model: M,
-    storage: S,
+    pub(crate) storage: S,
     grace: Duration,
-    core: Core<M, S>,
+    pub(crate) core: Core<M, S>,
+    pub(crate) renewal: Renewal,
     commands: mpsc::UnboundedReceiver<Command>,
 }
 
 /// Where a winding down leads.
 #[derive(Debug, Clone, PartialEq)]
-enum Goal {
+pub(crate) enum Goal {
     Pause,
     Stall(Reason),
     Stop(Reason),
@@ -71,6 +74,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             model: deliver.opening.model.clone(),
             storage: storage.clone(),
             grace: deliver.settings.shutdown_grace,
+            renewal: Renewal::new(deliver.desk.view().safe, saver.stored().cloned()),
             core: Core::new(deliver, storage, saver),
             commands,
         }
@@ -86,9 +90,17 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
                     None => return self.let_go(),
                     Some(command) => if self.obey(command).await { return },
                 },
+                () = Self::anew_due(self.renewal.at) => {
+                    let goal = self.begin_anew().await;
+                    if let Some(goal) = goal && let Some(reason) = self.reach(goal).await { return self.end(&reason) }
+                }
                 turn = self.core.step() => {
                     let goal = match turn {
                         Turn::Nothing | Turn::Delivered(Ended::Asked) => continue,
+                        Turn::Delivered(Ended::Anew) => match self.plan_anew() {
+                            Some(goal) => goal,
+                            None => continue,
+                        },
                         Turn::Delivered(Ended::Stalled(reason)) => Goal::Stall(reason),
                         Turn::Delivered(Ended::Stopped(reason)) => Goal::Stop(reason),
                         Turn::Lost(lost) => self.lost(lost, None),
@@ -176,11 +188,29 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             let error = self.ended(reason);
             return self.answer(ended.as_ref(), reply, Err(error));
         }
-        self.core.saver.thaw();
         self.core.board.set(|conditions| conditions.phase = Phase::Starting);
         self.core.waiters.resumed(reply);
+        let has_lost_its_handler = self.core.at_rest.as_ref().is_some_and(|deliver| deliver.anew.is_some());
+        if has_lost_its_handler {
+            let goal = match self.plan_anew() {
+                None => self.begin_anew().await,
+                goal => goal,
+            };
+            return self.ends_at(goal).await;
+        }
+        self.core.saver.thaw();
         self.core.set_to_work(None);
         false
+    }
+
+    /// Brings the run to a goal, if there is one. Answers whether it has ended by it.
+    async fn ends_at(&mut self, goal: Option<Goal>) -> bool {
+        let Some(goal) = goal else { return false };
+        let ended = self.reach(goal).await;
+        if let Some(reason) = &ended {
+            self.end(reason);
+        }
+        ended.is_some()
     }
 
     /// Brings the run to rest and to its goal. Answers the reason when the run ends there.
@@ -191,7 +221,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             self.core.end_waiting(reason);
         }
         let grace_ends = Instant::now() + self.grace;
+        self.renewal.at = None;
         let goal = self.stop_delivering(goal, grace_ends).await;
+        let goal = self.wind_up(goal, grace_ends).await;
         let goal = self.last_save(goal, grace_ends).await;
         match goal {
             Goal::Pause => {
@@ -209,8 +241,40 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
     }
 
     /// Asks the delivering to stop, waits for the event in hand, abandons it when the grace is over.
-    async fn stop_delivering(&mut self, mut goal: Goal, grace_ends: Instant) -> Goal {
+    async fn stop_delivering(&mut self, goal: Goal, grace_ends: Instant) -> Goal {
         self.core.signals.stop.cancel();
+        self.await_delivering(goal, grace_ends).await
+    }
+
+    /// Has the handler flush once more and, when the run ends and the id is still its own, let go.
+    async fn wind_up(&mut self, goal: Goal, grace_ends: Instant) -> Goal {
+        let has_barrier = self.core.at_rest.as_ref().is_some_and(|deliver| deliver.barrier && deliver.told);
+        if !has_barrier || self.core.saver.is_frozen() || goal == Goal::Cancel {
+            return goal;
+        }
+        let ends = matches!(goal, Goal::Stop(_));
+        if ends {
+            // What is stored stands still meanwhile: no less than that can be let go of.
+            self.core.saver.freeze();
+            while self.core.saver.is_writing() {
+                match self.step_until(Some(grace_ends.max(Instant::now() + LEFT_BEHIND))).await {
+                    Some(Turn::Lost(lost)) => return self.lost(lost, Some(goal)),
+                    Some(_) => {}
+                    None => break,
+                }
+            }
+        }
+        let stored = self.core.saver.stored().map(|mark| mark.position.clone());
+        self.core.wind_up(ends.then_some(stored));
+        let goal = self.await_delivering(goal, grace_ends).await;
+        if ends {
+            self.core.saver.thaw();
+        }
+        goal
+    }
+
+    /// Waits until the delivering rests, and abandons its call when the grace is over.
+    async fn await_delivering(&mut self, mut goal: Goal, grace_ends: Instant) -> Goal {
         let mut deadline = Some(grace_ends);
         while self.core.delivering.is_some() {
             let Some(turn) = self.step_until(deadline).await else {
@@ -286,7 +350,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
     }
 
     /// Nothing more can be saved. Who asked for the end gets it all the same, and is told what is not stored.
-    fn lost(&mut self, lost: Lost, goal: Option<Goal>) -> Goal {
+    pub(crate) fn lost(&mut self, lost: Lost, goal: Option<Goal>) -> Goal {
         self.core.saver.freeze();
         match (lost, goal) {
             (Lost::Stop(reason), _) => Goal::Stop(reason),
@@ -318,6 +382,13 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             (Some(reason), _) if *reason != Reason::Requested => return Err(self.ended(reason.clone())),
             (None, State::Stalled(reason)) => return Err(self.ended(reason)),
             _ => {}
+        }
+        if let Some(Anew { position, error, .. }) = self.core.at_rest.as_ref().and_then(|deliver| deliver.anew.as_ref())
+        {
+            // Handled, and not to be stored: it comes again.
+            let (position, error) = (position.clone(), error.clone());
+            let last = Reason::HandlerFailed { position: position.clone(), attempts: 1, error };
+            return Err(SubscriptionError::NotSaved { id: self.id.clone(), position, last });
         }
         let view = self.core.desk.view();
         match self.core.saver.outstanding(&view) {
@@ -372,6 +443,6 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
     }
 }
 
-fn no_answer() -> StorageError {
+pub(crate) fn no_answer() -> StorageError {
     StorageError::Unavailable { message: format!("no answer within {} s", LAST_SAVE.as_secs()) }
 }

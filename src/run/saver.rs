@@ -10,6 +10,7 @@ use tracing::{debug, warn};
 use crate::backoff::Backoff;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::StorageError;
+use crate::ids::{Epoch, Ownership};
 use crate::reason::Reason;
 use crate::run::desk::{Desk, View};
 use crate::run::policy::SaveMode;
@@ -111,6 +112,11 @@ impl<S: CheckpointStorage> Saver<S> {
         self.stored.as_ref()
     }
 
+    /// The epoch of the positions it stores.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.template.epoch
+    }
+
     /// When a save was last answered: the proof that the record is still the run's own.
     pub(crate) fn answered(&self) -> Instant {
         self.answered
@@ -120,13 +126,25 @@ impl<S: CheckpointStorage> Saver<S> {
         self.last_error.as_ref()
     }
 
-    fn is_writing(&self) -> bool {
+    pub(crate) fn is_writing(&self) -> bool {
         self.in_flight.is_some()
     }
 
     /// The position that is still to be stored for `view`, as far as it may be.
     pub(crate) fn outstanding<'v>(&self, view: &'v View) -> Option<&'v Mark> {
         view.storable.as_ref().filter(|mark| self.is_ahead(mark) && (self.recorded || mark.events > 0))
+    }
+
+    /// What of it can be written at once: the handler has flushed it.
+    fn writable<'v>(&self, view: &'v View) -> Option<&'v Mark> {
+        view.flushed.as_ref().filter(|mark| self.is_ahead(mark) && (self.recorded || mark.events > 0))
+    }
+
+    /// Whether the handler is to flush first: more may be stored, and its time has come.
+    fn awaits_flush(&self, view: &View, now: Instant) -> bool {
+        let seq = |mark: Option<&Mark>| mark.map_or(0, |mark| mark.seq);
+        let unflushed = seq(self.outstanding(view)) > seq(view.flushed.as_ref());
+        unflushed && !self.frozen && (self.urgent.is_some() || self.quiet_at().is_some_and(|at| at <= now))
     }
 
     /// Everything storable is wanted now, until the position with this number is stored. Answers whether that is news.
@@ -150,13 +168,25 @@ impl<S: CheckpointStorage> Saver<S> {
         self.retry_at = None;
     }
 
+    /// The run begins anew from `stored`, with another fence. No write is in flight.
+    pub(crate) fn begin_anew(&mut self, ownership: &Ownership, stored: Option<Mark>) {
+        self.template.ownership = ownership.clone();
+        if let Some(resumed) = &mut self.resumed {
+            resumed.ownership = ownership.clone();
+        }
+        self.stored = stored;
+        (self.urgent, self.wanted_since, self.clean) = (None, None, false);
+        self.answered = Instant::now();
+        self.thaw();
+    }
+
     pub(crate) fn is_frozen(&self) -> bool {
         self.frozen
     }
 
-    /// Whether a quiet write is due as soon as the storable position moves.
+    /// Whether a write is due as soon as the storable position moves, or has been flushed.
     pub(crate) fn awaits_movement(&self) -> bool {
-        !self.frozen && self.quiet_at().is_some_and(|at| at <= Instant::now())
+        !self.frozen && (self.urgent.is_some() || self.quiet_at().is_some_and(|at| at <= Instant::now()))
     }
 
     /// The run ends with everything it delivered stored: the record shall say so.
@@ -186,7 +216,7 @@ impl<S: CheckpointStorage> Saver<S> {
         if self.frozen {
             return None;
         }
-        let storable = self.outstanding(view);
+        let storable = self.writable(view);
         let requested = view.requested.as_ref().filter(|mark| self.is_ahead(mark));
         let retry_at = self.retry_at.unwrap_or(now);
         if self.urgent.is_some()
@@ -215,6 +245,14 @@ impl<S: CheckpointStorage> Saver<S> {
     pub(crate) fn send(&mut self, desk: &Desk, board: &Board) -> Option<Instant> {
         let view = desk.view();
         let now = Instant::now();
+        if desk.take_save_request()
+            && let Some(up_to) = self.outstanding(&view).map(|mark| mark.seq)
+        {
+            self.hurry(up_to);
+        }
+        if self.awaits_flush(&view, now) {
+            desk.want_flush();
+        }
         let next = self.next(&view, now);
         if let Some((_, Why::Wanted, _)) = next {
             let since = *self.wanted_since.get_or_insert(now);
