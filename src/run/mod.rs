@@ -18,5 +18,6 @@ pub(crate) mod settings;
 pub(crate) mod start;
 pub(crate) mod waiters;
 pub(crate) mod watchdog;
+pub(crate) mod wind_down;
 pub(crate) mod window;
 pub(crate) mod work;

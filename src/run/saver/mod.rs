@@ -1,6 +1,8 @@
 //! Holds the newest position that is to be stored and writes it: one write in flight, forward only. It knows the
 //! storage's seam and the clock, not the handler: a failing write is retried alone.
 
+mod next;
+
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -12,7 +14,7 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::StorageError;
 use crate::ids::{Epoch, Ownership};
 use crate::reason::Reason;
-use crate::run::desk::{Desk, View};
+use crate::run::desk::Desk;
 use crate::run::policy::SaveMode;
 use crate::run::progress::Mark;
 use crate::run::repeats::Repeats;
@@ -130,23 +132,6 @@ impl<S: CheckpointStorage> Saver<S> {
         self.in_flight.is_some()
     }
 
-    /// The position that is still to be stored for `view`, as far as it may be.
-    pub(crate) fn outstanding<'v>(&self, view: &'v View) -> Option<&'v Mark> {
-        view.storable.as_ref().filter(|mark| self.is_ahead(mark) && (self.recorded || mark.events > 0))
-    }
-
-    /// What of it can be written at once: the handler has flushed it.
-    fn writable<'v>(&self, view: &'v View) -> Option<&'v Mark> {
-        view.flushed.as_ref().filter(|mark| self.is_ahead(mark) && (self.recorded || mark.events > 0))
-    }
-
-    /// Whether the handler is to flush first: more may be stored, and its time has come.
-    fn awaits_flush(&self, view: &View, now: Instant) -> bool {
-        let seq = |mark: Option<&Mark>| mark.map_or(0, |mark| mark.seq);
-        let unflushed = seq(self.outstanding(view)) > seq(view.flushed.as_ref());
-        unflushed && !self.frozen && (self.urgent.is_some() || self.quiet_at().is_some_and(|at| at <= now))
-    }
-
     /// Everything storable is wanted now, until the position with this number is stored. Answers whether that is news.
     pub(crate) fn hurry(&mut self, up_to: u64) -> bool {
         let is_stored = self.stored.as_ref().is_some_and(|stored| stored.seq >= up_to);
@@ -184,61 +169,9 @@ impl<S: CheckpointStorage> Saver<S> {
         self.frozen
     }
 
-    /// Whether a write is due as soon as the storable position moves, or has been flushed.
-    pub(crate) fn awaits_movement(&self) -> bool {
-        !self.frozen && (self.urgent.is_some() || self.quiet_at().is_some_and(|at| at <= Instant::now()))
-    }
-
     /// The run ends with everything it delivered stored: the record shall say so.
     pub(crate) fn mark_clean(&mut self) {
         self.clean = true;
-    }
-
-    /// Whether nothing is left to write of what was asked for.
-    pub(crate) fn is_done(&self, view: &View) -> bool {
-        !self.is_writing() && (self.frozen || self.has_no_more(view))
-    }
-
-    fn has_no_more(&self, view: &View) -> bool {
-        self.outstanding(view).is_none() && !(self.clean && self.stored.is_some())
-    }
-
-    fn is_ahead(&self, mark: &Mark) -> bool {
-        self.stored.as_ref().is_none_or(|stored| mark.seq > stored.seq)
-    }
-
-    fn quiet_at(&self) -> Option<Instant> {
-        self.quiet.filter(|_| self.quiet_allowed).map(|interval| self.last_sent + interval)
-    }
-
-    /// What to write next, why, and from when on; one moment serves the whole decision.
-    fn next(&self, view: &View, now: Instant) -> Option<(Mark, Why, Instant)> {
-        if self.frozen {
-            return None;
-        }
-        let storable = self.writable(view);
-        let requested = view.requested.as_ref().filter(|mark| self.is_ahead(mark));
-        let retry_at = self.retry_at.unwrap_or(now);
-        if self.urgent.is_some()
-            && let Some(mark) = storable
-        {
-            return Some((mark.clone(), Why::Wanted, retry_at));
-        }
-        let quiet = storable.and_then(|mark| Some((mark, self.quiet_at()?)));
-        if let Some(mark) = requested {
-            let spaced = match (self.mode, self.last_answer) {
-                (SaveMode::WriteBehind, Some(last)) => last + SPACING,
-                _ => now,
-            };
-            // A quiet position that is due replaces the event's, and the write stays wanted.
-            let mark = quiet.filter(|(_, at)| *at <= now).map_or(mark, |(mark, _)| mark);
-            return Some((mark.clone(), Why::Wanted, spaced.max(retry_at)));
-        }
-        if let Some((mark, at)) = quiet {
-            return Some((mark.clone(), Why::Quiet, at));
-        }
-        let stored = self.stored.as_ref().filter(|_| self.clean)?;
-        Some((stored.clone(), Why::Clean, retry_at))
     }
 
     /// Sends the next write if its time has come. Answers when to ask again.

@@ -1,6 +1,8 @@
 //! Where the deliver task and the saver's task meet: what is read, settled, storable and wanted, and whether the next
 //! event may be handed out. Data goes from deliver to saver; back come only the gate and the wish for a flush.
 
+mod hold;
+
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::futures::Notified;
@@ -8,7 +10,6 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::hold::{self, Declared, Positions};
 use crate::ids::Fence;
 use crate::run::policy::{Policy, SavePolicy};
 use crate::run::progress::{Mark, Progress};
@@ -363,70 +364,5 @@ impl Desk {
     /// No news is lost by dropping it.
     pub(crate) async fn news(&self) {
         self.news.notified().await;
-    }
-}
-
-impl Inner {
-    /// Under a hold, since when something handled lies behind what was declared durable.
-    fn note_held(&mut self) {
-        let Some(durable) = self.policy.held() else {
-            self.held_since = None;
-            return;
-        };
-        let seq = |mark: Option<&Mark>| mark.map_or(0, |mark| mark.seq);
-        if seq(self.policy.handled()) > seq(durable) {
-            self.held_since.get_or_insert_with(Instant::now);
-        } else {
-            self.held_since = None;
-        }
-    }
-}
-
-/// Called by whoever has a hold, from any thread.
-impl Positions for Desk {
-    fn mark(&self) -> hold::Mark {
-        let inner = self.inner();
-        hold::Mark { fence: inner.fence, place: inner.policy.handled().cloned() }
-    }
-
-    fn durable_through(&self, mark: &hold::Mark) -> Declared {
-        let mut inner = self.inner();
-        if mark.fence != inner.fence {
-            return Declared::Stale;
-        }
-        if let Some(place) = &mark.place {
-            let wanted = inner.policy.durable(place);
-            inner.held_since = None;
-            inner.note_held();
-            self.ask(inner, wanted);
-        }
-        Declared::Accepted
-    }
-
-    fn request_save(&self) {
-        let mut inner = self.inner();
-        inner.save_requested = true;
-        drop(inner);
-        self.news.notify_one();
-    }
-
-    fn resume_auto(&self) {
-        let mut inner = self.inner();
-        let wanted = inner.policy.resume_auto();
-        inner.note_held();
-        self.ask(inner, wanted);
-    }
-}
-
-impl Desk {
-    /// A save is asked for, if it is `wanted`, by somebody who cannot flush.
-    fn ask(&self, mut inner: MutexGuard<'_, Inner>, wanted: bool) {
-        if wanted && inner.policy.has_barrier() {
-            inner.save_after_flush = true;
-            drop(inner);
-            self.want_flush();
-        } else {
-            self.tell(inner, wanted);
-        }
     }
 }
