@@ -134,6 +134,7 @@ pub use mongo::{
     GlobalCheckpointSource, MongoCheckpointStorage,
 };
 pub use reason::Reason;
+pub use run::changes::OnInvalidate;
 pub use run::policy::{SaveMode, SavePolicy};
 pub use run::settings::Options;
 pub use start::{Start, StartAt};

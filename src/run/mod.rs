@@ -1,5 +1,6 @@
 //! A run: reads, hands out, keeps the position, shows how it fares. It knows the seams alone.
 
+pub(crate) mod changes;
 pub(crate) mod core;
 pub(crate) mod deliver;
 pub(crate) mod desk;
