@@ -88,6 +88,7 @@ mod reason;
 mod start;
 
 // Seams: what a backend implements.
+mod audit;
 mod batch_handler;
 mod handler;
 mod model;
@@ -116,6 +117,7 @@ pub use bson;
 pub use bytes;
 pub use mongodb;
 
+pub use audit::{AUDITED, Gap, Note, Skipped};
 pub use backoff::Backoff;
 pub use batch_handler::{BatchFailure, BatchHandler, BatchLimits};
 pub use checkpoint::{BadToken, Checkpoint, Kind, Token};
