@@ -1,6 +1,6 @@
 //! What a test sets and sees of a scripted model, shared by its clones and readers.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bson::Timestamp;
@@ -37,6 +37,8 @@ pub(super) struct Script {
     pub(super) tells_time: bool,
     pub(super) full_document: bool,
     pub(super) identity: Identity,
+    /// The UUIDs of collections whose end the history shows.
+    pub(super) ended: HashSet<String>,
 }
 
 /// What can fail.
@@ -47,6 +49,7 @@ pub(super) enum Call {
     Head,
     Earliest,
     Identity,
+    EndedSince,
 }
 
 impl Default for Shared {
@@ -68,6 +71,7 @@ impl Default for Shared {
             tells_time: true,
             full_document: false,
             identity,
+            ended: HashSet::new(),
         };
         Self { script: Mutex::new(script), changed: watch::Sender::new(()) }
     }
