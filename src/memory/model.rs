@@ -235,6 +235,17 @@ impl MemoryModel {
         self.change(|script| script.identity = identity);
     }
 
+    /// The history shows the end of the collection with this UUID: `ended_since` answers `true` for it, from any position.
+    /// It does so without, from a position before an [`invalidate`](Self::invalidate) of that collection.
+    pub fn show_end_of(&self, collection_uuid: &str) {
+        self.change(|script| script.ended.insert(collection_uuid.to_owned()));
+    }
+
+    /// The next call of `ended_since` fails.
+    pub fn fail_ended_since(&self, error: SourceError) {
+        self.fail(Call::EndedSince, error, 1);
+    }
+
     /// Whether updates are taken to carry a full document. Default: false, and a filter that needs one is refused.
     #[must_use]
     pub fn full_document(self, looked_up: bool) -> Self {
@@ -360,5 +371,15 @@ impl SubscriptionModel for MemoryModel {
 
     async fn identity(&self) -> Result<Identity, SourceError> {
         self.answer(Call::Identity, |script| script.identity.clone())
+    }
+
+    async fn ended_since(&self, from: &Checkpoint, collection_uuid: &str) -> Result<bool, SourceError> {
+        self.answer(Call::EndedSince, |script| match script.feed.shows_end_of(from, collection_uuid) {
+            Ok(shows) => Ok(shows || script.ended.contains(collection_uuid)),
+            Err(Dropped) => {
+                let oldest = Some(Checkpoint::Time(script.feed.oldest));
+                Err(SourceError::Refused(Reason::HistoryLost { position: from.clone(), oldest }))
+            }
+        })?
     }
 }

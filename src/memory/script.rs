@@ -1,6 +1,6 @@
 //! What a test sets and sees of a scripted model, shared by its clones and readers.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bson::Timestamp;
@@ -39,6 +39,8 @@ pub(super) struct Script {
     pub(super) identity: Identity,
     /// What the tokens of events carry.
     pub(super) uuid: String,
+    /// The UUIDs of collections whose end the history shows.
+    pub(super) ended: HashSet<String>,
 }
 
 /// What can fail.
@@ -49,6 +51,7 @@ pub(super) enum Call {
     Head,
     Earliest,
     Identity,
+    EndedSince,
 }
 
 impl Default for Shared {
@@ -71,6 +74,7 @@ impl Default for Shared {
             full_document: false,
             identity,
             uuid: UUID.into(),
+            ended: HashSet::new(),
         };
         Self { script: Mutex::new(script), changed: watch::Sender::new(()) }
     }
