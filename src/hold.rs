@@ -158,6 +158,8 @@ pub(crate) struct Place {
     pub(crate) seq: u64,
     /// How many events of this run lie up to and with it.
     pub(crate) events: u64,
+    /// How many epochs have begun in this run before it. An `invalidate` is the last position of its own.
+    pub(crate) epoch: u32,
     pub(crate) position: Checkpoint,
     pub(crate) kind: Kind,
 }

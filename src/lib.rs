@@ -89,6 +89,7 @@ mod reason;
 mod start;
 
 // Seams: what a backend implements.
+mod audit;
 mod batch_handler;
 mod handler;
 mod model;
@@ -117,6 +118,7 @@ pub use bson;
 pub use bytes;
 pub use mongodb;
 
+pub use audit::{AUDITED, Gap, Note, Skipped};
 pub use backoff::Backoff;
 pub use batch_handler::{BatchFailure, BatchHandler, BatchLimits};
 pub use checkpoint::{BadToken, Checkpoint, Kind, Token};
@@ -136,6 +138,7 @@ pub use mongo::{
     GlobalCheckpointSource, MongoCheckpointStorage,
 };
 pub use reason::Reason;
+pub use run::changes::OnInvalidate;
 pub use run::policy::{SaveMode, SavePolicy};
 pub use run::settings::Options;
 pub use start::{Start, StartAt};

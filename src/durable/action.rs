@@ -19,6 +19,7 @@ use crate::ids::{Owner, SubscriptionId};
 use crate::metrics;
 use crate::model::{Plan, SubscriptionModel};
 use crate::reason::Reason;
+use crate::run::changes::OnInvalidate;
 use crate::run::deliver::{Deliver, Signals};
 use crate::run::desk::Desk;
 use crate::run::durable::Run;

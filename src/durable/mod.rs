@@ -21,6 +21,7 @@ use crate::handler::Handler;
 use crate::ids::SubscriptionId;
 use crate::model::SubscriptionModel;
 use crate::registry::Registry;
+use crate::run::changes::OnInvalidate;
 use crate::run::policy::{SaveMode, SavePolicy};
 use crate::run::settings::Options;
 use crate::run::work::{BatchWork, HandlerWork};

@@ -8,7 +8,7 @@ use tracing::{info, warn};
 
 use crate::backoff::Backoff;
 use crate::error::StorageError;
-use crate::ids::Owner;
+use crate::ids::{Epoch, Owner};
 use crate::model::SubscriptionModel;
 use crate::reason::Reason;
 use crate::run::barrier::Anew;
@@ -124,15 +124,17 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         let Some(ownership) = record.ownership.clone() else { return };
         let Some(deliver) = &mut self.core.at_rest else { return };
         let stored = self.core.saver.stored().cloned();
-        let is_own = record.epoch == Some(self.core.saver.epoch()) && record.position.is_some();
         // A write whose answer was lost may have been made: the record says how far.
-        let known = stored.clone().or_else(|| self.renewal.start.clone());
-        let from = match (record.position, known) {
-            (Some(position), Some(known)) if is_own => {
-                Some(Mark { kind: record.kind.unwrap_or(known.kind), position, ..known })
+        let begun = |epoch: Epoch| u32::try_from(epoch.0 - self.core.saver.epoch().0).ok();
+        let own = record.epoch.and_then(begun).zip(record.position);
+        let known = stored.clone().filter(|stored| stored.seq > 0).or_else(|| self.renewal.start.clone());
+        let is_own = own.is_some();
+        let from = match (own, known) {
+            (Some((epoch, position)), known) => {
+                let known = known.unwrap_or_else(|| Mark::start(position.clone()));
+                Some(Mark { kind: record.kind.unwrap_or(known.kind), epoch, position, ..known })
             }
-            (Some(position), None) if is_own => Some(Mark::start(position)),
-            (_, known) => known,
+            (None, known) => known,
         };
         let events = |mark: Option<&Mark>| mark.map_or(0, |mark| mark.events);
         let undone = events(self.core.desk.view().safe.as_ref()).saturating_sub(events(from.as_ref()));

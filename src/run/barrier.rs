@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn what_a_handler_lets_go_of_lies_between_what_is_stored_and_what_may_be() {
-        let through = Mark { seq: 9, events: 4, position: at(9), kind: Kind::Event };
+        let through = Mark { seq: 9, events: 4, epoch: 0, position: at(9), kind: Kind::Event };
         for (answer, stored, expected) in
             [(9, Some(5), 9), (12, Some(5), 9), (7, Some(5), 7), (3, Some(5), 5), (3, None, 3)]
         {

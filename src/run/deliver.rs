@@ -9,6 +9,7 @@ use futures::FutureExt;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
+use tracing::warn;
 
 use crate::checkpoint::Checkpoint;
 use crate::delivery::{Context, Delivery};
@@ -18,6 +19,7 @@ use crate::ids::{Epoch, Ownership, SubscriptionId};
 use crate::model::{Read, Reader, SourceState, SubscriptionModel};
 use crate::reason::Reason;
 use crate::run::barrier::Anew;
+use crate::run::changes::OnInvalidate;
 use crate::run::desk::Desk;
 use crate::run::hand_out::Batch;
 use crate::run::maybe_seen::MaybeSeen;
@@ -32,6 +34,7 @@ pub(crate) struct Deliver<M: SubscriptionModel> {
     pub(crate) opening: Opening<M>,
     pub(crate) id: SubscriptionId,
     pub(crate) ownership: Ownership,
+    /// The epoch the run began with.
     pub(crate) epoch: Epoch,
     pub(crate) settings: Settings,
     pub(crate) desk: Arc<Desk>,
@@ -68,6 +71,8 @@ pub(crate) struct Signals {
 /// How a reader was left.
 enum Left {
     Ended(Ended),
+    /// An `invalidate` was its last item, and the run is to go on behind it.
+    Invalidated(Checkpoint),
     /// Its last item was an error that a new one may not meet.
     Broken(SourceError),
 }
@@ -133,12 +138,16 @@ impl<M: SubscriptionModel> Deliver<M> {
             }
             self.board.set(|conditions| conditions.phase = Phase::Running);
             let taken = self.taken.clone();
-            let error = match self.deliver(&mut reader).await {
+            match self.deliver(&mut reader).await {
                 Left::Ended(ended) => return ended,
-                Left::Broken(error) => error,
-            };
-            again.broken(error, self.taken != taken);
-            self.board.count(|status| status.reconnects += 1);
+                // A reader that ends without having read anything has nothing behind the `invalidate` either.
+                Left::Invalidated(_) if self.taken == taken => return Ended::Stopped(Reason::Ended),
+                Left::Invalidated(position) => self.say_continues(&position),
+                Left::Broken(error) => {
+                    again.broken(error, self.taken != taken);
+                    self.board.count(|status| status.reconnects += 1);
+                }
+            }
         }
     }
 
@@ -146,7 +155,7 @@ impl<M: SubscriptionModel> Deliver<M> {
         let context = Arc::new(Context {
             subscription: self.id.clone(),
             fence: self.ownership.fence,
-            epoch: self.epoch,
+            epoch: Epoch(self.epoch.0 + i64::from(self.desk.epoch())),
             hold: self.hold(),
             cancelled: self.signals.stop.clone(),
         });
@@ -228,7 +237,7 @@ impl<M: SubscriptionModel> Deliver<M> {
                 Some(Err(SourceError::Refused(reason))) => return Ok(Some(Left::Ended(Ended::Stalled(reason)))),
                 // What can heal goes on by itself, though this reader could not cure it.
                 Some(Err(error)) => return Ok(Some(Left::Broken(error))),
-                None => return Ok(Some(Left::Ended(Ended::Stopped(self.end_of_feed())))),
+                None => return Ok(Some(self.end_of_feed())),
             }
         }
     }
@@ -248,11 +257,22 @@ impl<M: SubscriptionModel> Deliver<M> {
         batch.push(seq, Delivery::new(event, position, may_be_repeat, context.clone()));
     }
 
-    fn end_of_feed(&self) -> Reason {
-        match &self.taken {
-            Some(position) if position.is_invalidate() => Reason::Invalidated { position: position.clone() },
-            _ => Reason::Ended,
+    fn end_of_feed(&self) -> Left {
+        match (&self.taken, self.settings.on_invalidate) {
+            (Some(position), OnInvalidate::Continue) if position.is_invalidate() => Left::Invalidated(position.clone()),
+            (Some(position), OnInvalidate::Stop) if position.is_invalidate() => {
+                Left::Ended(Ended::Stopped(Reason::Invalidated { position: position.clone() }))
+            }
+            _ => Left::Ended(Ended::Stopped(Reason::Ended)),
         }
+    }
+
+    fn say_continues(&self, position: &Checkpoint) {
+        let id = &self.id;
+        warn!(
+            subscription = %id, %position,
+            "what subscription {id} watches was dropped or renamed: it goes on behind the invalidate at {position}"
+        );
     }
 
     pub(crate) fn show_safe(&self, safe: Option<Checkpoint>) {

@@ -2,6 +2,7 @@
 
 pub(crate) mod anew;
 pub(crate) mod barrier;
+pub(crate) mod changes;
 pub(crate) mod core;
 pub(crate) mod deliver;
 pub(crate) mod desk;

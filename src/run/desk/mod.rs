@@ -266,6 +266,11 @@ impl Desk {
         self.inner().progress.safe().map(|mark| mark.position.clone())
     }
 
+    /// How many epochs have begun in this run before what is read next.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.inner().progress.epoch()
+    }
+
     pub(crate) fn gate(&self) -> watch::Receiver<Gate> {
         self.gate.subscribe()
     }

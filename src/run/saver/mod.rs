@@ -32,6 +32,8 @@ const QUIET_FAILURES: u32 = 3;
 pub(crate) struct Saver<S> {
     storage: S,
     template: Save,
+    /// The epoch of this run that the template's source was seen in.
+    source_epoch: u32,
     /// What is stored at the start, to be stored once more as it is when a run ends cleanly before any read.
     resumed: Option<Save>,
     mode: SaveMode,
@@ -88,6 +90,7 @@ impl<S: CheckpointStorage> Saver<S> {
         Self {
             storage,
             template,
+            source_epoch: 0,
             mode,
             quiet,
             stored: resumed.as_ref().map(|save| Mark { kind: save.kind, ..Mark::start(save.position.clone()) }),
@@ -219,9 +222,19 @@ impl<S: CheckpointStorage> Saver<S> {
             return Save { clean: self.clean, ..resumed.clone() };
         }
         if let Some(source) = &mut self.template.source {
+            // Behind an `invalidate` the collection is another one.
+            if mark.epoch != self.source_epoch {
+                (source.collection_uuid, self.source_epoch) = (None, mark.epoch);
+            }
             source.see(&mark.position);
         }
-        Save { position: mark.position.clone(), kind: mark.kind, clean: self.clean, ..self.template.clone() }
+        Save {
+            epoch: Epoch(self.template.epoch.0 + i64::from(mark.epoch)),
+            position: mark.position.clone(),
+            kind: mark.kind,
+            clean: self.clean,
+            ..self.template.clone()
+        }
     }
 
     fn give_up_waiting(&mut self, desk: &Desk, board: &Board) {
