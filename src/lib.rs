@@ -91,6 +91,7 @@ mod start;
 // Seams: what a backend implements.
 mod audit;
 mod batch_handler;
+mod fan_out;
 mod handler;
 mod model;
 mod storage;
@@ -126,6 +127,7 @@ pub use delivery::Delivery;
 pub use durable::{DurableSubscriptions, Subscribe};
 pub use error::{DecodeError, SourceError, StorageError, SubscribeError, SubscriptionError};
 pub use event::{ChangeEvent, Operation, SplitEvent, TruncatedArray, UpdateDescription};
+pub use fan_out::{FanOut, fan_out};
 pub use filter::{Field, Filter};
 pub use handler::{Failure, Handler};
 pub use hold::{Declared, Hold, Mark};

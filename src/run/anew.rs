@@ -163,7 +163,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         });
         self.core.board.set(|conditions| {
             conditions.phase = Phase::Starting;
-            conditions.handler = None;
+            (conditions.handler, conditions.storage) = (None, None);
         });
         self.core.set_to_work(None);
     }

@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
+mod barrier;
 mod batches;
 mod changes;
 mod crash;
+mod fan_out;
 mod filter;
 mod handler_faults;
+mod hold;
 mod interleavings;
 mod layering;
 mod life;

@@ -30,7 +30,7 @@ struct Inner {
     progress: Progress,
     policy: Policy,
     in_hand: Option<InHand>,
-    /// The last event handed out.
+    /// The furthest event handed out.
     handed_out: Option<Checkpoint>,
     /// The last event handed out and not settled when it was given up: everything up to it comes again.
     given_up: Option<Checkpoint>,
@@ -152,19 +152,26 @@ impl Desk {
     pub(crate) fn read_quiet(&self, position: Checkpoint) {
         let mut inner = self.inner();
         inner.progress.quiet(position);
+        let mut news = false;
         if inner.progress.all_settled()
             && let Some(safe) = inner.progress.safe().cloned()
         {
             inner.policy.quiet(&safe);
-            inner.note_held();
+            news = inner.note_held();
         }
         self.tell(inner, false);
+        if news {
+            self.news.notify_one();
+        }
     }
 
     /// The events from `first` to `last` are with the handler.
     pub(crate) fn hand_out(&self, first: Checkpoint, last: Checkpoint) {
         let mut inner = self.inner();
-        inner.handed_out = Some(last.clone());
+        // What comes again was handed out up to where it was the first time.
+        if inner.handed_out.as_ref().is_none_or(|before| last.is_beyond(before)) {
+            inner.handed_out = Some(last.clone());
+        }
         inner.in_hand = Some(InHand { position: first, last, since: Instant::now() });
     }
 
@@ -179,11 +186,14 @@ impl Desk {
         let Some(safe) = inner.progress.safe().cloned() else { return Settled::default() };
         inner.given_up.take_if(|given_up| !given_up.is_beyond(&safe.position));
         let wanted = inner.policy.settled(&safe, accepted);
-        inner.note_held();
+        let news = inner.note_held();
         // With a barrier the saver hears of it when the handler has flushed.
         let flushes = wanted && inner.policy.has_barrier();
         inner.save_after_flush |= flushes;
         self.tell(inner, wanted && !flushes);
+        if news {
+            self.news.notify_one();
+        }
         Settled { wanted: wanted.then_some(safe.seq), safe: Some(safe.position) }
     }
 
@@ -208,6 +218,10 @@ impl Desk {
         let wanted = std::mem::take(&mut inner.save_after_flush);
         inner.policy.flushed(mark, wanted);
         self.tell(inner, wanted);
+        if !wanted {
+            // Somebody waits for it: a quiet save, a drain, a request.
+            self.news.notify_one();
+        }
     }
 
     /// What was not flushed is lost with its handler, and is not waited for any more.
@@ -218,7 +232,7 @@ impl Desk {
     }
 
     /// The run ends, and its handler lets everything up to a position be stored, which is no more than may be.
-    pub(crate) fn released(&self, mark: &Mark) {
+    pub(crate) fn released(&self, mark: Option<&Mark>) {
         self.inner().policy.released(mark);
     }
 
@@ -342,6 +356,8 @@ impl Desk {
 
     /// The run begins anew behind `start`, under another fence: what was handled behind it is lost with its handler.
     pub(crate) fn begin_anew(&self, fence: Fence, start: Option<Mark>, save: SavePolicy, saves_quiet: bool) {
+        // What could not be stored is not waited for any more.
+        self.gate.send_modify(|gate| gate.closed = false);
         let mut inner = self.inner();
         let (held, barrier) = (inner.policy.held().is_some(), inner.policy.has_barrier());
         inner.fence = fence;
