@@ -1,14 +1,16 @@
 //! Where the deliver task and the saver's task meet: what is read, settled, storable and wanted, and whether the next
 //! event may be handed out. Data goes from deliver to saver; back comes only the gate.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use crate::audit::Note;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::run::policy::{Policy, SavePolicy};
 use crate::run::progress::{Mark, Progress};
+use crate::storage::Source;
 
 #[derive(Debug)]
 pub(crate) struct Desk {
@@ -25,6 +27,10 @@ struct Inner {
     in_hand: Option<InHand>,
     /// The last event handed out and not settled when it was given up: everything up to it comes again.
     given_up: Option<Checkpoint>,
+    /// The events that were read and not settled when the reader was last closed.
+    left: Vec<Checkpoint>,
+    /// Until it is stored: the last jump, and the number of its position.
+    jumped: Option<(u64, Arc<Jump>)>,
     /// The saver wants to hear of every movement, not of asked-for saves alone.
     watched: bool,
     /// The saver has been woken for a save that was asked for, and has not sent one since.
@@ -39,6 +45,18 @@ pub(crate) struct InHand {
     /// The last event of it.
     last: Checkpoint,
     pub(crate) since: Instant,
+}
+
+/// What goes with a position that is not reached by settling what lies before it.
+#[derive(Debug, Clone)]
+pub(crate) struct Jump {
+    pub(crate) kind: Kind,
+    /// Positions before and behind it are not comparable.
+    pub(crate) new_epoch: bool,
+    /// Stored with it.
+    pub(crate) note: Note,
+    /// Where positions come from behind it; none when that is as before.
+    pub(crate) source: Option<Source>,
 }
 
 /// What follows from an event that is settled.
@@ -67,14 +85,25 @@ pub(crate) struct View {
     pub(crate) last_read: u64,
     pub(crate) all_settled: bool,
     pub(crate) in_hand: Option<InHand>,
+    /// A jump that is not stored yet, and the number of its position.
+    pub(crate) jumped: Option<(u64, Arc<Jump>)>,
 }
 
 impl Desk {
     pub(crate) fn new(start: Option<Checkpoint>, save: SavePolicy, saves_quiet: bool) -> Self {
         let progress = Progress::new(start);
         let policy = Policy::new(save, saves_quiet, progress.safe().cloned());
-        let inner =
-            Inner { progress, policy, in_hand: None, given_up: None, watched: false, told: false, woken: false };
+        let inner = Inner {
+            progress,
+            policy,
+            in_hand: None,
+            given_up: None,
+            left: Vec::new(),
+            jumped: None,
+            watched: false,
+            told: false,
+            woken: false,
+        };
         Self { inner: Mutex::new(inner), news: Notify::new(), gate: watch::Sender::new(Gate::default()) }
     }
 
@@ -126,8 +155,27 @@ impl Desk {
         if let Some(in_hand) = inner.in_hand.take() {
             inner.given_up = Some(in_hand.last);
         }
+        inner.left = inner.progress.unsettled();
         inner.progress.abandon();
         self.tell(inner, false);
+    }
+
+    /// Goes on at a position by decree; the number it has. The saver stores it at once.
+    pub(crate) fn jump(&self, position: Checkpoint, jump: Jump) -> u64 {
+        let mut inner = self.inner();
+        let mark = inner.progress.jump(position, jump.kind, jump.new_epoch);
+        inner.policy.jump(&mark);
+        inner.given_up.take_if(|given_up| !given_up.is_beyond(&mark.position));
+        inner.left.clear();
+        inner.jumped = Some((mark.seq, Arc::new(jump)));
+        self.tell(inner, true);
+        mark.seq
+    }
+
+    /// The events up to a position that were read and not settled when the reader was last closed.
+    pub(crate) fn left_unsettled(&self, through: &Checkpoint) -> Vec<Checkpoint> {
+        let inner = self.inner();
+        inner.left.iter().filter(|position| !position.is_beyond(through)).cloned().collect()
     }
 
     /// The last event handed out and given up unsettled, which comes again.
@@ -172,6 +220,7 @@ impl Desk {
             last_read: inner.progress.last_read(),
             all_settled: inner.progress.all_settled(),
             in_hand: inner.in_hand.clone(),
+            jumped: inner.jumped.clone(),
         }
     }
 
@@ -188,7 +237,10 @@ impl Desk {
 
     /// A position is stored: the count of the save policy starts again behind it, and delivery may go on.
     pub(crate) fn saved(&self, mark: &Mark) {
-        self.inner().policy.saved(mark.events);
+        let mut inner = self.inner();
+        inner.policy.saved(mark.events);
+        inner.jumped.take_if(|(seq, _)| *seq <= mark.seq);
+        drop(inner);
         self.gate.send_replace(Gate { closed: false, stored: mark.seq });
     }
 

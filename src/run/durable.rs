@@ -1,6 +1,8 @@
 //! The life of a run: what its handle asks, and how it pauses, stalls and stops. It ends when it is told to, when it is
 //! no longer the owner, when the feed ends, or when nobody holds its handle any more.
 
+mod skip;
+
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -16,6 +18,7 @@ use crate::run::core::{Core, Turn};
 use crate::run::deliver::{Deliver, Ended};
 use crate::run::progress::Mark;
 use crate::run::saver::{Lost, Saver};
+use crate::run::skip::Skip;
 use crate::run::watchdog::still_own;
 use crate::status::{Phase, State};
 use crate::storage::CheckpointStorage;
@@ -36,6 +39,7 @@ pub(crate) enum Command {
     Cancel(Reply<()>),
     Drained(Reply<Option<Checkpoint>>),
     CaughtUp(Reply<()>),
+    Skip(Skip, Reply<()>),
 }
 
 /// A run's own task.
@@ -113,6 +117,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
                 self.answer(ended.as_ref(), reply, paused)
             }
             (Command::Resume(reply), _) => self.resume(reply).await,
+            (Command::Skip(skip, reply), _) => self.skip(skip, reply).await,
             (Command::Shutdown(reply), _) => {
                 let ended = self.reach(Goal::Stop(Reason::Requested)).await;
                 let saved = self.verdict(ended.as_ref());

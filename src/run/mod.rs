@@ -1,5 +1,6 @@
 //! A run: reads, hands out, keeps the position, shows how it fares. It knows the seams alone.
 
+pub(crate) mod announce;
 pub(crate) mod changes;
 pub(crate) mod core;
 pub(crate) mod deliver;
@@ -12,9 +13,12 @@ pub(crate) mod open;
 pub(crate) mod policy;
 pub(crate) mod progress;
 pub(crate) mod repeats;
+pub(crate) mod restart;
 pub(crate) mod saver;
 pub(crate) mod settings;
+pub(crate) mod skip;
 pub(crate) mod start;
+pub(crate) mod start_anew;
 pub(crate) mod waiters;
 pub(crate) mod watchdog;
 pub(crate) mod window;

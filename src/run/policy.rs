@@ -97,6 +97,13 @@ impl Policy {
         }
     }
 
+    /// The safe position is another one by decree: it is to be stored, and nothing is held back before it.
+    pub(crate) fn jump(&mut self, safe: &Mark) {
+        self.held = false;
+        self.counted = safe.events;
+        (self.storable, self.requested) = (Some(safe.clone()), Some(safe.clone()));
+    }
+
     /// A write that covers this many events has succeeded: the count starts again behind it.
     pub(crate) fn saved(&mut self, events: u64) {
         self.counted = self.counted.max(events);
