@@ -83,6 +83,7 @@ mod delivery;
 mod error;
 mod event;
 mod filter;
+mod hold;
 mod ids;
 mod reason;
 mod start;
@@ -127,6 +128,7 @@ pub use error::{DecodeError, SourceError, StorageError, SubscribeError, Subscrip
 pub use event::{ChangeEvent, Operation, SplitEvent, TruncatedArray, UpdateDescription};
 pub use filter::{Field, Filter};
 pub use handler::{Failure, Handler};
+pub use hold::{Declared, Hold, Mark};
 pub use ids::{Epoch, Fence, InvalidId, Namespace, Owner, Ownership, SubscriptionId};
 pub use model::{
     Deployment, Fingerprint, Identity, Plan, Read, Reader, Reopening, Scope, SourceState, SubscriptionModel,

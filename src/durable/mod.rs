@@ -191,6 +191,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
             work,
             filter: Filter::default(),
             start_at: StartAt::default(),
+            held: false,
         }
     }
 

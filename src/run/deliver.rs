@@ -15,9 +15,10 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::delivery::{Context, Delivery};
 use crate::error::SourceError;
 use crate::event::ChangeEvent;
-use crate::ids::{Ownership, SubscriptionId};
+use crate::ids::{Epoch, Ownership, SubscriptionId};
 use crate::model::{Read, Reader, SourceState, SubscriptionModel};
 use crate::reason::Reason;
+use crate::run::barrier::Anew;
 use crate::run::changes::OnInvalidate;
 use crate::run::desk::Desk;
 use crate::run::hand_out::Batch;
@@ -33,10 +34,18 @@ pub(crate) struct Deliver<M: SubscriptionModel> {
     pub(crate) opening: Opening<M>,
     pub(crate) id: SubscriptionId,
     pub(crate) ownership: Ownership,
+    /// The epoch the run began with.
+    pub(crate) epoch: Epoch,
     pub(crate) settings: Settings,
     pub(crate) desk: Arc<Desk>,
     pub(crate) board: Arc<Board>,
     pub(crate) work: Box<dyn Work>,
+    /// Whether the handler has to flush before anything is stored.
+    pub(crate) barrier: bool,
+    /// The handler knows where the run stands.
+    pub(crate) told: bool,
+    /// Set when what was handled is lost with its handler.
+    pub(crate) anew: Option<Anew>,
     pub(crate) maybe_seen: MaybeSeen,
     /// Where the positions come from that are read now.
     pub(crate) source: Source,
@@ -79,8 +88,10 @@ pub(crate) enum Ended {
     Asked,
     /// The source cannot go on.
     Stalled(Reason),
-    /// The record is no longer the run's own.
+    /// The feed is over.
     Stopped(Reason),
+    /// What was handled is lost with its handler; `Deliver::anew` says why.
+    Anew,
 }
 
 impl<M: SubscriptionModel> Deliver<M> {
@@ -103,6 +114,9 @@ impl<M: SubscriptionModel> Deliver<M> {
     }
 
     async fn open_and_deliver(&mut self, reader: Option<M::Reader>) -> Ended {
+        if let Err(ended) = self.tell_handler().await {
+            return ended;
+        }
         let mut again = Again::default();
         let mut next = reader;
         // Behind a rest the source may be another one.
@@ -159,6 +173,8 @@ impl<M: SubscriptionModel> Deliver<M> {
         let context = Arc::new(Context {
             subscription: self.id.clone(),
             fence: self.ownership.fence,
+            epoch: Epoch(self.epoch.0 + i64::from(self.desk.epoch())),
+            hold: self.hold(),
             cancelled: self.signals.stop.clone(),
         });
         let stop = self.signals.stop.clone();
@@ -167,6 +183,12 @@ impl<M: SubscriptionModel> Deliver<M> {
         let mut batch = Batch::default();
         loop {
             tokio::task::consume_budget().await;
+            if self.barrier
+                && self.desk.flush_is_wanted()
+                && let Err(ended) = self.flush().await
+            {
+                return Left::Ended(ended);
+            }
             let last = match self.gather(reader, stop.as_mut(), &mut batch, &context).await {
                 Ok(last) => last,
                 Err(ended) => return Left::Ended(ended),
@@ -199,6 +221,7 @@ impl<M: SubscriptionModel> Deliver<M> {
                     biased;
                     () = stop.as_mut() => return Err(Ended::Asked),
                     read = reader.next() => read,
+                    () = self.desk.flush_wanted(), if self.barrier => return Ok(None),
                 }
             } else if limits.max_wait.is_zero() {
                 match reader.next().now_or_never() {

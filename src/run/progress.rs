@@ -3,19 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::checkpoint::{Checkpoint, Kind};
-
-/// A position together with where it stands in this run.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Mark {
-    /// Counts the positions of this run; a later position has a greater one. The start has 0.
-    pub(crate) seq: u64,
-    /// How many events of this run lie up to and with it.
-    pub(crate) events: u64,
-    /// How many epochs have begun in this run before it. An `invalidate` is the last position of its own.
-    pub(crate) epoch: u32,
-    pub(crate) position: Checkpoint,
-    pub(crate) kind: Kind,
-}
+pub(crate) use crate::hold::Place as Mark;
 
 impl Mark {
     pub(crate) fn start(position: Checkpoint) -> Self {
@@ -85,6 +73,14 @@ impl Progress {
         moved
     }
 
+    /// What was handled behind `to` is lost with its handler: everything behind it will be read again.
+    pub(crate) fn go_back(&mut self, to: Option<Mark>) {
+        self.waiting.clear();
+        self.events = to.as_ref().map_or(0, |mark| mark.events);
+        self.epoch = to.as_ref().map_or(0, Mark::epoch_behind);
+        self.safe = to;
+    }
+
     /// The reader was closed: what was read and is not safe will be read again.
     pub(crate) fn abandon(&mut self) {
         self.waiting.clear();
@@ -108,6 +104,11 @@ impl Progress {
 
     pub(crate) fn safe(&self) -> Option<&Mark> {
         self.safe.as_ref()
+    }
+
+    /// How many epochs have begun in this run before the next position.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch
     }
 
     /// The number of the last position read.

@@ -99,6 +99,8 @@ impl<M: SubscriptionModel> Deliver<M> {
             begun = find_start(&self.opening, &self.source, &self.board, &start) => begun.map_err(Ended::Stalled)?,
         };
         let Begun { position, reader, source } = begun;
+        // What the handler can still make safe lies before the gap.
+        self.flush().await?;
         // What was handled and held back comes no more either: the gap begins at what could be stored.
         let from = self.desk.view().storable.map(|mark| mark.position).or_else(|| self.desk.safe());
         let gap = Gap::new(from.unwrap_or_else(|| position.clone()), position.clone(), source.scope.clone());

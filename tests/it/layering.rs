@@ -11,7 +11,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "values",
         beside: true,
-        modules: &["backoff", "checkpoint", "delivery", "error", "event", "filter", "ids", "reason", "start"],
+        modules: &["backoff", "checkpoint", "delivery", "error", "event", "filter", "hold", "ids", "reason", "start"],
     },
     Layer { name: "seams", beside: true, modules: &["audit", "batch_handler", "handler", "model", "storage"] },
     Layer {

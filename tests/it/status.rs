@@ -198,6 +198,7 @@ async fn a_status_is_a_snapshot_that_serde_writes() {
       "gaps": [],
       "gaps_recorded": 0,
       "head": "1700000000.2",
+      "held": null,
       "id": "orders_v1",
       "in_hand_since": "now",
       "lag": {

@@ -26,17 +26,17 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             let error = self.unfit(unfit);
             return self.answer(None, reply, Err(error));
         }
-        let goal = self.stop_delivering(Goal::Pause, Instant::now() + self.grace).await;
+        let grace_ends = Instant::now() + self.grace;
+        self.renewal.at = None;
+        let goal = self.stop_delivering(Goal::Pause, grace_ends).await;
+        let goal = self.wind_up(goal, grace_ends).await;
         if goal != Goal::Pause {
             return self.ends_instead(goal, reply).await;
         }
         // The event in hand may have been settled meanwhile.
         if let Err(unfit) = skip.is_ahead_of(self.stands_at().as_ref()) {
-            if !rests {
-                self.go_on();
-            }
             let error = self.unfit(unfit);
-            return self.answer(None, reply, Err(error));
+            return self.goes_on(!rests, reply, Err(error)).await;
         }
         let seq = self.jump(&skip, &state);
         self.core.saver.thaw();
@@ -56,10 +56,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
                 Some(Turn::Nothing | Turn::Delivered(_)) => {}
             }
         }
-        if state != State::Paused {
-            self.go_on();
-        }
-        self.answer(None, reply, Ok(()))
+        self.goes_on(state != State::Paused, reply, Ok(())).await
     }
 
     /// The furthest position that may be stored without a skip.
@@ -112,10 +109,18 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         seq
     }
 
-    /// Opens behind the last settled position.
-    fn go_on(&mut self) {
+    /// Opens behind the last settled position, unless it is to rest, and answers.
+    async fn goes_on(&mut self, works: bool, reply: Reply<()>, answer: Result<(), SubscriptionError>) -> bool {
+        if !works {
+            return self.answer(None, reply, answer);
+        }
         self.core.board.set(|conditions| conditions.phase = Phase::Starting);
-        self.core.set_to_work(None);
+        let goal = self.set_off().await;
+        let ended = match goal {
+            Some(goal) => self.reach(goal).await,
+            None => None,
+        };
+        self.answer(ended.as_ref(), reply, answer)
     }
 
     /// Something graver happened meanwhile.

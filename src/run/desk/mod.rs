@@ -1,16 +1,20 @@
 //! Where the deliver task and the saver's task meet: what is read, settled, storable and wanted, and whether the next
-//! event may be handed out. Data goes from deliver to saver; back comes only the gate.
+//! event may be handed out. Data goes from deliver to saver; back come only the gate and the wish for a flush.
+
+mod hold;
+mod jump;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::audit::Note;
+pub(crate) use self::jump::Jump;
 use crate::checkpoint::{Checkpoint, Kind};
+use crate::ids::Fence;
 use crate::run::policy::{Policy, SavePolicy};
 use crate::run::progress::{Mark, Progress};
-use crate::storage::Source;
 
 #[derive(Debug)]
 pub(crate) struct Desk {
@@ -18,13 +22,18 @@ pub(crate) struct Desk {
     /// Wakes the saver's task: a save is asked for, or something it watches has moved.
     news: Notify,
     gate: watch::Sender<Gate>,
+    /// Wakes the deliver task: the handler is to flush.
+    flush: Notify,
 }
 
 #[derive(Debug)]
 struct Inner {
+    fence: Fence,
     progress: Progress,
     policy: Policy,
     in_hand: Option<InHand>,
+    /// The last event handed out.
+    handed_out: Option<Checkpoint>,
     /// The last event handed out and not settled when it was given up: everything up to it comes again.
     given_up: Option<Checkpoint>,
     /// The events that were read and not settled when the reader was last closed.
@@ -36,6 +45,14 @@ struct Inner {
     /// The saver has been woken for a save that was asked for, and has not sent one since.
     told: bool,
     woken: bool,
+    /// The handler asks for a save of everything that may be stored.
+    save_requested: bool,
+    /// The handler is to flush what may be stored.
+    flush_wanted: bool,
+    /// A save is asked for as soon as it has.
+    save_after_flush: bool,
+    /// Since when something handled has not been declared durable, under a hold.
+    held_since: Option<Instant>,
 }
 
 /// What the handler has: the first event of it that is not settled.
@@ -47,24 +64,19 @@ pub(crate) struct InHand {
     pub(crate) since: Instant,
 }
 
-/// What goes with a position that is not reached by settling what lies before it.
-#[derive(Debug, Clone)]
-pub(crate) struct Jump {
-    pub(crate) kind: Kind,
-    /// Positions before and behind it are not comparable.
-    pub(crate) new_epoch: bool,
-    /// Stored with it.
-    pub(crate) note: Note,
-    /// Where positions come from behind it; none when that is as before.
-    pub(crate) source: Option<Source>,
-}
-
 /// What follows from an event that is settled.
 #[derive(Debug, Default)]
 pub(crate) struct Settled {
     /// The number of the position a save was asked for, if one was.
     pub(crate) wanted: Option<u64>,
     pub(crate) safe: Option<Checkpoint>,
+}
+
+/// What is to be flushed, and the last event handed out, beyond which no answer can be.
+#[derive(Debug)]
+pub(crate) struct Unflushed {
+    pub(crate) through: Mark,
+    pub(crate) delivered: Checkpoint,
 }
 
 /// What the saver tells the deliver task.
@@ -80,31 +92,60 @@ pub(crate) struct Gate {
 #[derive(Debug, Clone)]
 pub(crate) struct View {
     pub(crate) safe: Option<Mark>,
+    /// The furthest position that may be stored, once the handler has flushed it.
     pub(crate) storable: Option<Mark>,
+    /// How far the handler has flushed of it: what may be stored at once.
+    pub(crate) flushed: Option<Mark>,
     pub(crate) requested: Option<Mark>,
     pub(crate) last_read: u64,
     pub(crate) all_settled: bool,
     pub(crate) in_hand: Option<InHand>,
     /// A jump that is not stored yet, and the number of its position.
     pub(crate) jumped: Option<(u64, Arc<Jump>)>,
+    pub(crate) held: Option<HeldBack>,
+}
+
+/// What a hold keeps from being stored.
+#[derive(Debug, Clone)]
+pub(crate) struct HeldBack {
+    pub(crate) since: Instant,
+    /// The last position declared durable.
+    pub(crate) durable: Option<Checkpoint>,
 }
 
 impl Desk {
-    pub(crate) fn new(start: Option<Checkpoint>, save: SavePolicy, saves_quiet: bool) -> Self {
+    pub(crate) fn new(fence: Fence, start: Option<Checkpoint>, save: SavePolicy, saves_quiet: bool) -> Self {
         let progress = Progress::new(start);
         let policy = Policy::new(save, saves_quiet, progress.safe().cloned());
         let inner = Inner {
+            fence,
             progress,
             policy,
             in_hand: None,
+            handed_out: None,
             given_up: None,
             left: Vec::new(),
             jumped: None,
             watched: false,
             told: false,
             woken: false,
+            save_requested: false,
+            flush_wanted: false,
+            save_after_flush: false,
+            held_since: None,
         };
-        Self { inner: Mutex::new(inner), news: Notify::new(), gate: watch::Sender::new(Gate::default()) }
+        let gate = watch::Sender::new(Gate::default());
+        Self { inner: Mutex::new(inner), news: Notify::new(), gate, flush: Notify::new() }
+    }
+
+    /// From now on only what is declared durable may be stored.
+    pub(crate) fn hold(&self) {
+        self.inner().policy.hold();
+    }
+
+    /// From now on only what the handler has flushed may be stored.
+    pub(crate) fn put_up_barrier(&self) {
+        self.inner().policy.put_up_barrier();
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -125,13 +166,16 @@ impl Desk {
             && let Some(safe) = inner.progress.safe().cloned()
         {
             inner.policy.quiet(&safe);
+            inner.note_held();
         }
         self.tell(inner, false);
     }
 
     /// The events from `first` to `last` are with the handler.
     pub(crate) fn hand_out(&self, first: Checkpoint, last: Checkpoint) {
-        self.inner().in_hand = Some(InHand { position: first, last, since: Instant::now() });
+        let mut inner = self.inner();
+        inner.handed_out = Some(last.clone());
+        inner.in_hand = Some(InHand { position: first, last, since: Instant::now() });
     }
 
     /// The first event in hand is settled; `next` is the one behind it, if it is still in hand.
@@ -145,8 +189,71 @@ impl Desk {
         let Some(safe) = inner.progress.safe().cloned() else { return Settled::default() };
         inner.given_up.take_if(|given_up| !given_up.is_beyond(&safe.position));
         let wanted = inner.policy.settled(&safe, accepted);
-        self.tell(inner, wanted);
+        inner.note_held();
+        // With a barrier the saver hears of it when the handler has flushed.
+        let flushes = wanted && inner.policy.has_barrier();
+        inner.save_after_flush |= flushes;
+        self.tell(inner, wanted && !flushes);
         Settled { wanted: wanted.then_some(safe.seq), safe: Some(safe.position) }
+    }
+
+    /// What the handler is to flush: the furthest position that may be stored, if it has not been flushed.
+    pub(crate) fn unflushed(&self) -> Option<Unflushed> {
+        let mut inner = self.inner();
+        inner.flush_wanted = false;
+        if !inner.policy.has_barrier() {
+            return None;
+        }
+        let through = inner.policy.storable()?;
+        if inner.policy.flushed_up_to().is_some_and(|flushed| flushed.seq >= through.seq) {
+            return None;
+        }
+        let delivered = inner.handed_out.clone().filter(|last| last.is_beyond(&through.position));
+        Some(Unflushed { delivered: delivered.unwrap_or_else(|| through.position.clone()), through: through.clone() })
+    }
+
+    /// The handler has flushed everything up to a position.
+    pub(crate) fn flushed(&self, mark: &Mark) {
+        let mut inner = self.inner();
+        let wanted = std::mem::take(&mut inner.save_after_flush);
+        inner.policy.flushed(mark, wanted);
+        self.tell(inner, wanted);
+    }
+
+    /// What was not flushed is lost with its handler, and is not waited for any more.
+    pub(crate) fn lose_unflushed(&self) {
+        let mut inner = self.inner();
+        inner.save_after_flush = false;
+        inner.policy.lose_unflushed();
+    }
+
+    /// The run ends, and its handler lets everything up to a position be stored, which is no more than may be.
+    pub(crate) fn released(&self, mark: &Mark) {
+        self.inner().policy.released(mark);
+    }
+
+    /// The furthest position that may be stored, flushed or not.
+    pub(crate) fn storable(&self) -> Option<Mark> {
+        self.inner().policy.storable().cloned()
+    }
+
+    /// Whether something handled is lost when the handler is: it was declined, not declared durable, or not flushed.
+    pub(crate) fn keeps_something_unsafe(&self) -> bool {
+        let inner = self.inner();
+        let events = |mark: Option<&Mark>| mark.map_or(0, |mark| mark.events);
+        events(inner.progress.safe()) > events(inner.policy.flushed_up_to())
+    }
+
+    pub(crate) fn flush_is_wanted(&self) -> bool {
+        self.inner().flush_wanted
+    }
+
+    /// Completes when a flush is wanted.
+    ///
+    /// # Cancel safety
+    /// The wish stays, and shows in `flush_is_wanted`.
+    pub(crate) fn flush_wanted(&self) -> Notified<'_> {
+        self.flush.notified()
     }
 
     /// The reader is closed: what is not settled will be read again.
@@ -160,24 +267,6 @@ impl Desk {
         self.tell(inner, false);
     }
 
-    /// Goes on at a position by decree; the number it has. The saver stores it at once.
-    pub(crate) fn jump(&self, position: Checkpoint, jump: Jump) -> u64 {
-        let mut inner = self.inner();
-        let mark = inner.progress.jump(position, jump.kind, jump.new_epoch);
-        inner.policy.jump(&mark);
-        inner.given_up.take_if(|given_up| !given_up.is_beyond(&mark.position));
-        inner.left.clear();
-        inner.jumped = Some((mark.seq, Arc::new(jump)));
-        self.tell(inner, true);
-        mark.seq
-    }
-
-    /// The events up to a position that were read and not settled when the reader was last closed.
-    pub(crate) fn left_unsettled(&self, through: &Checkpoint) -> Vec<Checkpoint> {
-        let inner = self.inner();
-        inner.left.iter().filter(|position| !position.is_beyond(through)).cloned().collect()
-    }
-
     /// The last event handed out and given up unsettled, which comes again.
     pub(crate) fn given_up(&self) -> Option<Checkpoint> {
         self.inner().given_up.clone()
@@ -186,6 +275,11 @@ impl Desk {
     /// The last settled position.
     pub(crate) fn safe(&self) -> Option<Checkpoint> {
         self.inner().progress.safe().map(|mark| mark.position.clone())
+    }
+
+    /// How many epochs have begun in this run before what is read next.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.inner().progress.epoch()
     }
 
     pub(crate) fn gate(&self) -> watch::Receiver<Gate> {
@@ -214,8 +308,13 @@ impl Desk {
     pub(crate) fn view(&self) -> View {
         let inner = self.inner();
         View {
+            held: inner.held_since.map(|since| HeldBack {
+                since,
+                durable: inner.policy.held().flatten().map(|mark| mark.position.clone()),
+            }),
             safe: inner.progress.safe().cloned(),
             storable: inner.policy.storable().cloned(),
+            flushed: inner.policy.flushed_up_to().cloned(),
             requested: inner.policy.requested().cloned(),
             last_read: inner.progress.last_read(),
             all_settled: inner.progress.all_settled(),
@@ -242,6 +341,38 @@ impl Desk {
         inner.jumped.take_if(|(seq, _)| *seq <= mark.seq);
         drop(inner);
         self.gate.send_replace(Gate { closed: false, stored: mark.seq });
+    }
+
+    /// Wants the handler to flush what may be stored.
+    pub(crate) fn want_flush(&self) {
+        if !std::mem::replace(&mut self.inner().flush_wanted, true) {
+            self.flush.notify_one();
+        }
+    }
+
+    /// Whether the handler has asked for a save since the last call.
+    pub(crate) fn take_save_request(&self) -> bool {
+        std::mem::take(&mut self.inner().save_requested)
+    }
+
+    /// The run begins anew behind `start`, under another fence: what was handled behind it is lost with its handler.
+    pub(crate) fn begin_anew(&self, fence: Fence, start: Option<Mark>, save: SavePolicy, saves_quiet: bool) {
+        let mut inner = self.inner();
+        let (held, barrier) = (inner.policy.held().is_some(), inner.policy.has_barrier());
+        inner.fence = fence;
+        inner.given_up = inner.handed_out.clone();
+        inner.in_hand = None;
+        inner.held_since = None;
+        (inner.flush_wanted, inner.save_after_flush) = (false, false);
+        (inner.left, inner.jumped) = (Vec::new(), None);
+        inner.progress.go_back(start.clone());
+        inner.policy = Policy::new(save, saves_quiet, start);
+        if held {
+            inner.policy.hold();
+        }
+        if barrier {
+            inner.policy.put_up_barrier();
+        }
     }
 
     pub(crate) fn close_gate(&self) {
