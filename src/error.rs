@@ -217,7 +217,15 @@ pub enum SubscriptionError {
         /// What was in the way.
         last: Reason,
     },
-    /// The source could not be asked. Handling: try again.
+    /// What was asked cannot be done. Handling: the message says what is wrong with it; nothing has changed.
+    #[error("subscription {id}: {message}")]
+    Refused {
+        /// The id.
+        id: SubscriptionId,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The source could not be asked, or refuses. Handling: try again, unless it refuses.
     #[error("subscription {id}: {source}")]
     Source {
         /// The id.

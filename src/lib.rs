@@ -73,7 +73,7 @@
 //! * `conformance`: the suites that every implementation of a seam must pass.
 //!
 //! It needs a tokio runtime with time (and, for MongoDB, I/O) enabled. It logs with `tracing`, and counts with the
-//! `metrics` facade: `mongosub_{events,delivered,settled,replayed,reconnects,saves,saves_not_ahead}_total`,
+//! `metrics` facade: `mongosub_{events,delivered,settled,skipped,replayed,reconnects,saves,saves_not_ahead,gaps}_total`,
 //! `mongosub_lag_seconds`, `mongosub_state` and `mongosub_reason`, each labelled with its `subscription`.
 
 // Values: no I/O.
@@ -140,7 +140,7 @@ pub use mongo::{
     GlobalCheckpointSource, MongoCheckpointStorage,
 };
 pub use reason::Reason;
-pub use run::changes::OnInvalidate;
+pub use run::changes::{OnHistoryLost, OnInvalidate};
 pub use run::policy::{SaveMode, SavePolicy};
 pub use run::settings::Options;
 pub use start::{Start, StartAt};

@@ -64,8 +64,10 @@ pub enum Reason {
     },
     /// The source no longer has the changes behind the position.
     #[error(
-        "the changes behind {position} are no longer in the oplog{}; they are lost to this subscription: start it \
-         again with `StartAt::Always` where you accept the gap", oldest.as_ref().map(|at| format!(", which begins at {at}")).unwrap_or_default()
+        "the changes behind {} are no longer in the oplog{}; they are lost to this subscription: build anew what depends \
+         on them, and start it again with `StartAt::Always` where you accept the gap, or let it go on by itself with \
+         `on_history_lost(OnHistoryLost::RestartAt(..))`",
+        position.dated(), oldest.as_ref().map(|at| format!(", which begins at {}", at.dated())).unwrap_or_default()
     )]
     HistoryLost {
         /// Where the subscription stood.

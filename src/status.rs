@@ -8,6 +8,7 @@ use serde::Serialize;
 use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
+use crate::audit::{Gap, Note, append};
 use crate::checkpoint::Checkpoint;
 use crate::ids::{Fence, SubscriptionId};
 use crate::reason::Reason;
@@ -59,7 +60,8 @@ impl State {
 
 /// A snapshot of a subscription. All counts are of this run, since `subscribe`.
 ///
-/// events = delivered + in flight; delivered = settled + unsettled.
+/// events = delivered + in flight (what was skipped before it was handed out stays there); delivered = settled +
+/// unsettled.
 ///
 /// *Idle*, *dead* and *behind* are told apart by two figures: a subscription that is idle has an old
 /// [`last_event_at`](Self::last_event_at) and a small [`lag`](Self::lag), one that is behind has a large lag.
@@ -108,8 +110,10 @@ pub struct Status {
     pub events: u64,
     /// Events handed to the handler, each counted once however often it was tried.
     pub delivered: u64,
-    /// Events settled.
+    /// Events settled: handled, or handed out and then skipped.
     pub settled: u64,
+    /// Events stepped over by hand that are known of: those that had been read, and one that was too large to be.
+    pub skipped: u64,
     /// Deliveries that the handler may have seen in an earlier run.
     pub replayed: u64,
     /// How often the reader has reopened its cursor.
@@ -118,6 +122,11 @@ pub struct Status {
     pub saves: u64,
     /// Answered saves that found their position covered already.
     pub not_ahead: u64,
+    /// The newest gaps in the subscription's history, those of earlier runs too, oldest first: changes that were lost to
+    /// it, as its record has them.
+    pub gaps: Vec<Gap>,
+    /// How many of them this run has recorded.
+    pub gaps_recorded: u64,
 }
 
 /// What a hold keeps from being stored: something was handled behind the last position declared durable.
@@ -158,10 +167,24 @@ impl Status {
             events: 0,
             delivered: 0,
             settled: 0,
+            skipped: 0,
             replayed: 0,
             reconnects: 0,
             saves: 0,
             not_ahead: 0,
+            gaps: Vec::new(),
+            gaps_recorded: 0,
+        }
+    }
+
+    /// A note was stored.
+    pub(crate) fn noted(&mut self, note: &Note, at: Option<DateTime>) {
+        match note {
+            Note::Gap(gap) => {
+                append(&mut self.gaps, Gap { at, ..gap.clone() }, |_, _| false);
+                self.gaps_recorded += 1;
+            }
+            Note::Skipped(_) => {}
         }
     }
 

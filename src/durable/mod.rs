@@ -2,6 +2,7 @@
 
 mod action;
 mod setters;
+mod skip;
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::handler::Handler;
 use crate::ids::SubscriptionId;
 use crate::model::SubscriptionModel;
 use crate::registry::Registry;
-use crate::run::changes::OnInvalidate;
+use crate::run::changes::{OnHistoryLost, OnInvalidate};
 use crate::run::policy::{SaveMode, SavePolicy};
 use crate::run::settings::Options;
 use crate::run::work::{BatchWork, HandlerWork};

@@ -82,6 +82,13 @@ macro_rules! option_setters {
             self.options.on_invalidate = Some(on_invalidate);
             self
         }
+
+        /// What follows when the source no longer has the changes behind the position, at a start and in a run. Default:
+        /// [`OnHistoryLost::Stall`], which leaves it to a person.
+        pub fn on_history_lost(mut self, on_history_lost: OnHistoryLost) -> Self {
+            self.options.on_history_lost = Some(on_history_lost);
+            self
+        }
     };
 }
 

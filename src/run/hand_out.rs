@@ -220,7 +220,7 @@ impl<M: SubscriptionModel> Deliver<M> {
         })
     }
 
-    async fn gate(&mut self, open: impl Fn(&Gate) -> bool) -> Result<(), Ended> {
+    pub(crate) async fn gate(&mut self, open: impl Fn(&Gate) -> bool) -> Result<(), Ended> {
         if self.desk.gate_is(&open) {
             return Ok(());
         }

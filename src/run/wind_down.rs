@@ -118,7 +118,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         }
     }
 
-    async fn step_until(&mut self, deadline: Option<Instant>) -> Option<Turn> {
+    pub(crate) async fn step_until(&mut self, deadline: Option<Instant>) -> Option<Turn> {
         match deadline {
             Some(deadline) => tokio::time::timeout_at(deadline, self.core.step()).await.ok(),
             None => Some(self.core.step().await),

@@ -195,6 +195,8 @@ async fn a_status_is_a_snapshot_that_serde_writes() {
       "delivered": 1,
       "events": 1,
       "fence": 1767225600000,
+      "gaps": [],
+      "gaps_recorded": 0,
       "head": "1700000000.2",
       "held": null,
       "id": "orders_v1",
@@ -212,6 +214,7 @@ async fn a_status_is_a_snapshot_that_serde_writes() {
       "saved_at": "2026-01-01 0:00:00.0 +00:00:00",
       "saves": 0,
       "settled": 0,
+      "skipped": 0,
       "state": {
         "attempts": 1,
         "error": "no",

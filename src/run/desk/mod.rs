@@ -2,13 +2,15 @@
 //! event may be handed out. Data goes from deliver to saver; back come only the gate and the wish for a flush.
 
 mod hold;
+mod jump;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+pub(crate) use self::jump::Jump;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::ids::Fence;
 use crate::run::policy::{Policy, SavePolicy};
@@ -34,6 +36,10 @@ struct Inner {
     handed_out: Option<Checkpoint>,
     /// The last event handed out and not settled when it was given up: everything up to it comes again.
     given_up: Option<Checkpoint>,
+    /// The events that were read and not settled when the reader was last closed.
+    left: Vec<Checkpoint>,
+    /// Until it is stored: the last jump, and the number of its position.
+    jumped: Option<(u64, Arc<Jump>)>,
     /// The saver wants to hear of every movement, not of asked-for saves alone.
     watched: bool,
     /// The saver has been woken for a save that was asked for, and has not sent one since.
@@ -94,6 +100,8 @@ pub(crate) struct View {
     pub(crate) last_read: u64,
     pub(crate) all_settled: bool,
     pub(crate) in_hand: Option<InHand>,
+    /// A jump that is not stored yet, and the number of its position.
+    pub(crate) jumped: Option<(u64, Arc<Jump>)>,
     pub(crate) held: Option<HeldBack>,
 }
 
@@ -116,6 +124,8 @@ impl Desk {
             in_hand: None,
             handed_out: None,
             given_up: None,
+            left: Vec::new(),
+            jumped: None,
             watched: false,
             told: false,
             woken: false,
@@ -266,6 +276,7 @@ impl Desk {
         if let Some(in_hand) = inner.in_hand.take() {
             inner.given_up = Some(in_hand.last);
         }
+        inner.left = inner.progress.unsettled();
         inner.progress.abandon();
         self.tell(inner, false);
     }
@@ -322,6 +333,7 @@ impl Desk {
             last_read: inner.progress.last_read(),
             all_settled: inner.progress.all_settled(),
             in_hand: inner.in_hand.clone(),
+            jumped: inner.jumped.clone(),
         }
     }
 
@@ -338,7 +350,10 @@ impl Desk {
 
     /// A position is stored: the count of the save policy starts again behind it, and delivery may go on.
     pub(crate) fn saved(&self, mark: &Mark) {
-        self.inner().policy.saved(mark.events);
+        let mut inner = self.inner();
+        inner.policy.saved(mark.events);
+        inner.jumped.take_if(|(seq, _)| *seq <= mark.seq);
+        drop(inner);
         self.gate.send_replace(Gate { closed: false, stored: mark.seq });
     }
 
@@ -365,6 +380,7 @@ impl Desk {
         inner.in_hand = None;
         inner.held_since = None;
         (inner.flush_wanted, inner.save_after_flush) = (false, false);
+        (inner.left, inner.jumped) = (Vec::new(), None);
         inner.progress.go_back(start.clone());
         inner.policy = Policy::new(save, saves_quiet, start);
         if held {
