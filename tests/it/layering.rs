@@ -13,7 +13,11 @@ const LAYERS: &[Layer] = &[
         beside: true,
         modules: &["backoff", "checkpoint", "delivery", "error", "event", "filter", "hold", "ids", "reason", "start"],
     },
-    Layer { name: "seams", beside: true, modules: &["audit", "batch_handler", "handler", "model", "storage"] },
+    Layer {
+        name: "seams",
+        beside: true,
+        modules: &["audit", "batch_handler", "fan_out", "handler", "model", "storage"],
+    },
     Layer {
         name: "backends, status and suites",
         beside: false,
