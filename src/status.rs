@@ -59,7 +59,7 @@ impl State {
 
 /// A snapshot of a subscription. All counts are of this run, since `subscribe`.
 ///
-/// events = delivered + in flight; delivered = settled + unsettled.
+/// events = filtered + delivered + in flight; delivered = settled + unsettled.
 ///
 /// *Idle*, *dead* and *behind* are told apart by two figures: a subscription that is idle has an old
 /// [`last_event_at`](Self::last_event_at) and a small [`lag`](Self::lag), one that is behind has a large lag.
@@ -102,8 +102,11 @@ pub struct Status {
     /// Since when the event in hand is with the handler, retries included (this process's clock).
     #[serde(serialize_with = "as_text")]
     pub in_hand_since: Option<DateTime>,
-    /// Events taken from the reader.
+    /// Events read.
     pub events: u64,
+    /// Events read once more and dropped, because the position that the stream was opened at covers them: a stream is opened
+    /// at a time, which an event or a whole transaction can share.
+    pub filtered: u64,
     /// Events handed to the handler, each counted once however often it was tried.
     pub delivered: u64,
     /// Events settled.
@@ -137,6 +140,7 @@ impl Status {
             saved_at: None,
             in_hand_since: None,
             events: 0,
+            filtered: 0,
             delivered: 0,
             settled: 0,
             replayed: 0,

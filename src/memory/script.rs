@@ -50,6 +50,7 @@ pub(super) enum Call {
     Earliest,
     Identity,
     EndedSince,
+    Outline,
 }
 
 impl Default for Shared {

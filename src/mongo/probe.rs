@@ -156,7 +156,8 @@ mod tests {
         let rename = |to: &str, target: Option<&str>| {
             let mut event = doc! { "operationType": "rename", "ns": ns("any"), "to": ns(to) };
             if let Some(target) = target {
-                let bytes: Vec<u8> = (0..16).map(|at| u8::from_str_radix(&target[2 * at..2 * at + 2], 16).unwrap()).collect();
+                let bytes: Vec<u8> =
+                    (0..16).map(|at| u8::from_str_radix(&target[2 * at..2 * at + 2], 16).unwrap()).collect();
                 let target = Uuid::from_bytes(bytes.try_into().unwrap());
                 event.insert("operationDescription", doc! { "to": ns(to), "dropTarget": target });
             }
