@@ -83,11 +83,13 @@ mod delivery;
 mod error;
 mod event;
 mod filter;
+mod hold;
 mod ids;
 mod reason;
 mod start;
 
 // Seams: what a backend implements.
+mod audit;
 mod batch_handler;
 mod handler;
 mod model;
@@ -116,6 +118,7 @@ pub use bson;
 pub use bytes;
 pub use mongodb;
 
+pub use audit::{AUDITED, Gap, Note, Skipped};
 pub use backoff::Backoff;
 pub use batch_handler::{BatchFailure, BatchHandler, BatchLimits};
 pub use checkpoint::{BadToken, Checkpoint, Kind, Token};
@@ -125,6 +128,7 @@ pub use error::{DecodeError, SourceError, StorageError, SubscribeError, Subscrip
 pub use event::{ChangeEvent, Operation, SplitEvent, TruncatedArray, UpdateDescription};
 pub use filter::{Field, Filter};
 pub use handler::{Failure, Handler};
+pub use hold::{Declared, Hold, Mark};
 pub use ids::{Epoch, Fence, InvalidId, Namespace, Owner, Ownership, SubscriptionId};
 pub use model::{
     Deployment, Fingerprint, Identity, Plan, Read, Reader, Reopening, Scope, SourceState, SubscriptionModel,
@@ -134,6 +138,7 @@ pub use mongo::{
     GlobalCheckpointSource, MongoCheckpointStorage,
 };
 pub use reason::Reason;
+pub use run::changes::OnInvalidate;
 pub use run::policy::{SaveMode, SavePolicy};
 pub use run::settings::Options;
 pub use start::{Start, StartAt};

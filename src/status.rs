@@ -102,6 +102,8 @@ pub struct Status {
     /// Since when the event in hand is with the handler, retries included (this process's clock).
     #[serde(serialize_with = "as_text")]
     pub in_hand_since: Option<DateTime>,
+    /// Under a hold, what it keeps from being stored.
+    pub held: Option<Held>,
     /// Events read.
     pub events: u64,
     /// Events read once more and dropped, because the position that the stream was opened at covers them: a stream is opened
@@ -119,6 +121,22 @@ pub struct Status {
     pub saves: u64,
     /// Answered saves that found their position covered already.
     pub not_ahead: u64,
+}
+
+/// What a hold keeps from being stored: something was handled behind the last position declared durable.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Held {
+    /// Since when (this process's clock).
+    #[serde(serialize_with = "as_plain_text")]
+    pub since: DateTime,
+    /// The last position declared durable.
+    pub mark: Option<Checkpoint>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's serialize_with passes the field by reference")]
+fn as_plain_text<S: serde::Serializer>(at: &DateTime, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(at)
 }
 
 #[allow(clippy::ref_option, reason = "serde's serialize_with passes the field by reference")]
@@ -139,6 +157,7 @@ impl Status {
             saved: None,
             saved_at: None,
             in_hand_since: None,
+            held: None,
             events: 0,
             filtered: 0,
             delivered: 0,
@@ -173,6 +192,8 @@ pub(crate) enum Phase {
 pub(crate) struct Conditions {
     pub(crate) phase: Phase,
     pub(crate) handler: Option<Reason>,
+    /// The handler flushes for long.
+    pub(crate) flushing: Option<Reason>,
     pub(crate) storage: Option<Reason>,
     /// What ails the reader.
     pub(crate) source: Option<Reason>,
@@ -184,8 +205,8 @@ pub(crate) struct Conditions {
 impl Conditions {
     /// The one state that says most about what a person would want to know.
     fn state(&self) -> State {
-        let retrying =
-            self.handler.as_ref().or(self.storage.as_ref()).or(self.opening.as_ref()).or(self.source.as_ref());
+        let retrying = [&self.handler, &self.flushing, &self.storage, &self.opening, &self.source];
+        let retrying = retrying.into_iter().find_map(Option::as_ref);
         match (&self.phase, retrying) {
             (Phase::Stopped(reason), _) => State::Stopped(reason.clone()),
             (Phase::Stalled(reason), _) => State::Stalled(reason.clone()),
@@ -229,6 +250,7 @@ impl Board {
         let conditions = Conditions {
             phase: Phase::Starting,
             handler: None,
+            flushing: None,
             storage: None,
             source: None,
             opening: None,
@@ -253,6 +275,10 @@ impl Board {
 
     pub(crate) fn lag(&self) -> Option<Duration> {
         self.live().status.lag_now()
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.live().status.held.is_some()
     }
 
     /// Changes figures; the state stays.
@@ -340,6 +366,7 @@ mod tests {
         let mut conditions = Conditions {
             phase: Phase::Running,
             handler: None,
+            flushing: None,
             storage: Some(storage.clone()),
             source: Some(source.clone()),
             opening: None,

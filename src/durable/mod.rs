@@ -21,6 +21,7 @@ use crate::handler::Handler;
 use crate::ids::SubscriptionId;
 use crate::model::SubscriptionModel;
 use crate::registry::Registry;
+use crate::run::changes::OnInvalidate;
 use crate::run::policy::{SaveMode, SavePolicy};
 use crate::run::settings::Options;
 use crate::run::work::{BatchWork, HandlerWork};
@@ -189,6 +190,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
             work,
             filter: Filter::default(),
             start_at: StartAt::default(),
+            held: false,
         }
     }
 

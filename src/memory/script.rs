@@ -37,6 +37,8 @@ pub(super) struct Script {
     pub(super) tells_time: bool,
     pub(super) full_document: bool,
     pub(super) identity: Identity,
+    /// What the tokens of events carry.
+    pub(super) uuid: String,
     /// The UUIDs of collections whose end the history shows.
     pub(super) ended: HashSet<String>,
 }
@@ -72,6 +74,7 @@ impl Default for Shared {
             tells_time: true,
             full_document: false,
             identity,
+            uuid: UUID.into(),
             ended: HashSet::new(),
         };
         Self { script: Mutex::new(script), changed: watch::Sender::new(()) }
@@ -86,7 +89,7 @@ impl Shared {
 
 impl Script {
     pub(super) fn append(&mut self, event: MemoryEvent, index: u32) -> Checkpoint {
-        let position = self.feed.token_now(index, UUID);
+        let position = self.feed.token_now(index, &self.uuid);
         self.feed.push(Entry::Event { event: event.at(&position), position: position.clone() });
         Checkpoint::Token(position)
     }

@@ -64,8 +64,11 @@ impl<M: SubscriptionModel> Deliver<M> {
         let mut backoff = None;
         let mut repeats = Repeats::default();
         loop {
-            let Done { settled, failed } = self.attempt(&batch.deliveries).await?;
+            let Done { settled, failed, renewed } = self.attempt(&batch.deliveries).await?;
             let wanted = self.settle(batch, settled);
+            if wanted.is_some() && self.barrier {
+                self.flush().await?;
+            }
             if let Some(wanted) = wanted
                 && self.settings.save_mode == SaveMode::WriteThrough
             {
@@ -83,6 +86,9 @@ impl<M: SubscriptionModel> Deliver<M> {
                     return Ok(());
                 }
             };
+            if renewed {
+                self.begin_fresh(first.position.clone(), &why).await?;
+            }
             if settled > 0 {
                 (backoff, repeats) = (None, Repeats::default());
             }
@@ -139,14 +145,11 @@ impl<M: SubscriptionModel> Deliver<M> {
         let done = tokio::select! {
             biased;
             done = call => done,
-            () = self.signals.abandon.cancelled() => {
-                self.work.renew();
-                return Err(Ended::Asked);
-            }
+            () = self.signals.abandon.cancelled() => return Err(self.abandon_call()),
         };
         Ok(done.unwrap_or_else(|| {
-            self.work.renew();
-            Done::failed(format!("it took longer than its limit of {:?}", limit.unwrap_or_default()))
+            let why = format!("it took longer than its limit of {:?}", limit.unwrap_or_default());
+            Done { renewed: self.work.renew(), ..Done::failed(0, why) }
         }))
     }
 
@@ -190,10 +193,15 @@ impl<M: SubscriptionModel> Deliver<M> {
                 "the handler of subscription {id} failed for the event at {position} (attempt {attempts}): {error}"
             );
         }
-        tokio::select! {
-            biased;
-            () = self.signals.stop.cancelled() => return Err(Ended::Asked),
-            () = tokio::time::sleep(wait) => {}
+        let until = Instant::now() + wait;
+        loop {
+            tokio::select! {
+                biased;
+                () = self.signals.stop.cancelled() => return Err(Ended::Asked),
+                () = tokio::time::sleep_until(until) => break,
+                () = self.desk.flush_wanted(), if self.barrier => {}
+            }
+            self.flush().await?;
         }
         let reason = Reason::HandlerFailing { position, attempts, error };
         self.board.set(|conditions| conditions.handler = Some(reason));

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::backoff::Backoff;
 use crate::error::SubscribeError;
+use crate::run::changes::OnInvalidate;
 use crate::run::policy::{SaveMode, SavePolicy};
 
 /// What was set of a subscription's settings; the rest is defaulted. `DurableSubscriptions` holds the defaults of its
@@ -30,6 +31,8 @@ pub struct Options {
     pub shutdown_grace: Option<Duration>,
     /// The first and the longest wait between attempts of a failing handler. Default: 100 ms and 30 s.
     pub retry_backoff: Option<(Duration, Duration)>,
+    /// What follows when what it watches was dropped or renamed. Default: [`OnInvalidate::Continue`].
+    pub on_invalidate: Option<OnInvalidate>,
 }
 
 /// The settings in force.
@@ -43,6 +46,7 @@ pub(crate) struct Settings {
     pub(crate) handler_timeout: Option<Duration>,
     pub(crate) shutdown_grace: Duration,
     pub(crate) retry_backoff: Backoff,
+    pub(crate) on_invalidate: OnInvalidate,
 }
 
 /// As good as for ever: what is longer cannot be added to a clock.
@@ -63,6 +67,7 @@ impl Options {
             handler_timeout: self.handler_timeout.and_then(|set| Some(set?.min(FOREVER))),
             shutdown_grace: time(self.shutdown_grace, 30),
             retry_backoff: Backoff::new(first.min(FOREVER), longest.min(FOREVER)),
+            on_invalidate: self.on_invalidate.unwrap_or_default(),
         };
         let refuse =
             |field: &'static str, message: &str| Err(SubscribeError::Config { field, message: message.into() });
@@ -116,6 +121,7 @@ impl Options {
         }
         say("shutdown_grace", &settings.shutdown_grace, self.shutdown_grace.is_some());
         say("retry_backoff", &settings.retry_backoff, self.retry_backoff.is_some());
+        say("on_invalidate", &settings.on_invalidate, self.on_invalidate.is_some());
         line
     }
 }
@@ -162,7 +168,7 @@ mod tests {
     fn the_line_names_every_setting_and_what_was_defaulted() {
         let options = Options { save: Some(SavePolicy::Every(10)), quiet_interval: Some(None), ..Options::default() };
         let line = options.describe(&options.settings().unwrap());
-        insta::assert_snapshot!(line, @r#"save=every 10 events, save_mode=WriteBehind (default), quiet_interval="never", start_when_no_start_position_can_be_recorded=false (default), start_timeout=60s (default), handler_timeout="never" (default), shutdown_grace=30s (default), retry_backoff=100ms to 30s (default)"#);
+        insta::assert_snapshot!(line, @r#"save=every 10 events, save_mode=WriteBehind (default), quiet_interval="never", start_when_no_start_position_can_be_recorded=false (default), start_timeout=60s (default), handler_timeout="never" (default), shutdown_grace=30s (default), retry_backoff=100ms to 30s (default), on_invalidate=Continue (default)"#);
     }
 
     #[test]

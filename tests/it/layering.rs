@@ -11,9 +11,9 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "values",
         beside: true,
-        modules: &["backoff", "checkpoint", "delivery", "error", "event", "filter", "ids", "reason", "start"],
+        modules: &["backoff", "checkpoint", "delivery", "error", "event", "filter", "hold", "ids", "reason", "start"],
     },
-    Layer { name: "seams", beside: true, modules: &["batch_handler", "handler", "model", "storage"] },
+    Layer { name: "seams", beside: true, modules: &["audit", "batch_handler", "handler", "model", "storage"] },
     Layer {
         name: "backends, status and suites",
         beside: false,

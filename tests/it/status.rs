@@ -197,6 +197,7 @@ async fn a_status_is_a_snapshot_that_serde_writes() {
       "fence": 1767225600000,
       "filtered": 0,
       "head": "1700000000.2",
+      "held": null,
       "id": "orders_v1",
       "in_hand_since": "now",
       "lag": {
