@@ -1,8 +1,11 @@
 //! A source that changes under a subscription: what the model sees of it, and that nothing is lost or comes twice.
 
+mod elsewhere;
 mod ended;
+mod filters;
 mod images;
 mod large;
+mod lookups;
 
 use libtest_mimic::Trial;
 use mongosub::{ChangeStreamModel, DurableSubscriptions, Reason, State, Subscription, mongodb::Database};
@@ -13,7 +16,17 @@ use crate::{
 };
 
 pub fn tests() -> Vec<Trial> {
-    [on_any_server(ended::tests()), images::tests(), on_any_server(large::tests())].into_iter().flatten().collect()
+    [
+        on_any_server(elsewhere::tests()),
+        on_any_server(ended::tests()),
+        on_any_server(filters::tests()),
+        images::tests(),
+        on_any_server(large::tests()),
+        on_any_server(lookups::tests()),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// Much is written: not to an oplog that others use.
