@@ -73,7 +73,8 @@
 //! * `conformance`: the suites that every implementation of a seam must pass.
 //!
 //! It needs a tokio runtime with time (and, for MongoDB, I/O) enabled. It logs with `tracing`, and counts with the
-//! `metrics` facade: `mongosub_{events,delivered,settled,replayed,reconnects,saves,saves_not_ahead}_total`,
+//! `metrics` facade:
+//! `mongosub_{events,delivered,settled,handled,skipped,dead_lettered,parked,replayed,reconnects,saves,saves_not_ahead}_total`,
 //! `mongosub_lag_seconds`, `mongosub_state` and `mongosub_reason`, each labelled with its `subscription`.
 
 // Values: no I/O.
@@ -84,11 +85,14 @@ mod error;
 mod event;
 mod filter;
 mod ids;
+mod letter;
+mod on_failure;
 mod reason;
 mod start;
 
 // Seams: what a backend implements.
 mod batch_handler;
+mod dead_letter;
 mod handler;
 mod model;
 mod storage;
@@ -119,13 +123,17 @@ pub use mongodb;
 pub use backoff::Backoff;
 pub use batch_handler::{BatchFailure, BatchHandler, BatchLimits};
 pub use checkpoint::{BadToken, Checkpoint, Kind, Token};
+pub use dead_letter::{
+    DeadLetterStorage, DynDeadLetterStorage, EvictOutcome, HoldOutcome, ParkingLimit, PutOutcome, RemoveOutcome,
+};
 pub use delivery::Delivery;
-pub use durable::{DurableSubscriptions, Subscribe};
-pub use error::{DecodeError, SourceError, StorageError, SubscribeError, SubscriptionError};
+pub use durable::{DurableSubscriptions, Retried, Subscribe};
+pub use error::{DeadLetterError, DecodeError, SourceError, StorageError, SubscribeError, SubscriptionError};
 pub use event::{ChangeEvent, Operation, SplitEvent, TruncatedArray, UpdateDescription};
 pub use filter::{Field, Filter};
-pub use handler::{Failure, Handler};
+pub use handler::{Failure, Handler, Verdict};
 pub use ids::{Epoch, Fence, InvalidId, Namespace, Owner, Ownership, SubscriptionId};
+pub use letter::{DocumentKey, Letter, LetterKind, MAX_LETTERS, MAX_SEQUENCES, NewLetter, Sequence};
 pub use model::{
     Deployment, Fingerprint, Identity, Plan, Read, Reader, Reopening, Scope, SourceState, SubscriptionModel,
 };
@@ -133,6 +141,7 @@ pub use mongo::{
     ChangeStreamModel, ChangeStreamReader, ConnectionPool, FullDocument, FullDocumentBeforeChange,
     GlobalCheckpointSource, MongoCheckpointStorage,
 };
+pub use on_failure::{OnFailure, Retries, Then};
 pub use reason::Reason;
 pub use run::policy::{SaveMode, SavePolicy};
 pub use run::settings::Options;

@@ -59,7 +59,7 @@ impl State {
 
 /// A snapshot of a subscription. All counts are of this run, since `subscribe`.
 ///
-/// events = delivered + in flight; delivered = settled + unsettled.
+/// events = delivered + in flight; delivered = settled + unsettled; settled = handled + skipped + dead-lettered + parked.
 ///
 /// *Idle*, *dead* and *behind* are told apart by two figures: a subscription that is idle has an old
 /// [`last_event_at`](Self::last_event_at) and a small [`lag`](Self::lag), one that is behind has a large lag.
@@ -104,10 +104,19 @@ pub struct Status {
     pub in_hand_since: Option<DateTime>,
     /// Events taken from the reader.
     pub events: u64,
-    /// Events handed to the handler, each counted once however often it was tried.
+    /// Events handed out, each counted once however often it was tried: to the handler, or to be parked.
     pub delivered: u64,
-    /// Events settled.
+    /// Events settled, whatever settled them.
     pub settled: u64,
+    /// Events for which the handler returned `Ok`.
+    pub handled: u64,
+    /// Events that the failure policy or a verdict of the handler passed over.
+    pub skipped: u64,
+    /// Events that failed and were put into the dead letter storage.
+    pub dead_lettered: u64,
+    /// Events that went into the dead letter storage behind an earlier event of their document, without a call of the
+    /// handler. One that comes again after a crash, and is in there already, counts here.
+    pub parked: u64,
     /// Deliveries that the handler may have seen in an earlier run.
     pub replayed: u64,
     /// How often the reader has reopened its cursor.
@@ -139,6 +148,10 @@ impl Status {
             events: 0,
             delivered: 0,
             settled: 0,
+            handled: 0,
+            skipped: 0,
+            dead_lettered: 0,
+            parked: 0,
             replayed: 0,
             reconnects: 0,
             saves: 0,
@@ -170,6 +183,8 @@ pub(crate) struct Conditions {
     pub(crate) phase: Phase,
     pub(crate) handler: Option<Reason>,
     pub(crate) storage: Option<Reason>,
+    /// Why a dead letter is not stored yet.
+    pub(crate) letters: Option<Reason>,
     /// What ails the reader.
     pub(crate) source: Option<Reason>,
     /// Why there is no reader.
@@ -180,8 +195,8 @@ pub(crate) struct Conditions {
 impl Conditions {
     /// The one state that says most about what a person would want to know.
     fn state(&self) -> State {
-        let retrying =
-            self.handler.as_ref().or(self.storage.as_ref()).or(self.opening.as_ref()).or(self.source.as_ref());
+        let Self { handler, letters, storage, opening, source, .. } = self;
+        let retrying = [handler, letters, storage, opening, source].into_iter().find_map(Option::as_ref);
         match (&self.phase, retrying) {
             (Phase::Stopped(reason), _) => State::Stopped(reason.clone()),
             (Phase::Stalled(reason), _) => State::Stalled(reason.clone()),
@@ -226,6 +241,7 @@ impl Board {
             phase: Phase::Starting,
             handler: None,
             storage: None,
+            letters: None,
             source: None,
             opening: None,
             caught_up: false,
@@ -337,6 +353,7 @@ mod tests {
             phase: Phase::Running,
             handler: None,
             storage: Some(storage.clone()),
+            letters: None,
             source: Some(source.clone()),
             opening: None,
             caught_up: true,

@@ -11,15 +11,18 @@ use super::Inner;
 use super::setters::option_setters;
 use crate::batch_handler::BatchLimits;
 use crate::checkpoint::Checkpoint;
+use crate::dead_letter::DeadLetterStorage;
 use crate::delivery::Delivery;
 use crate::error::SubscribeError;
 use crate::filter::Filter;
 use crate::ids::{Owner, SubscriptionId};
 use crate::metrics;
 use crate::model::{Plan, SubscriptionModel};
+use crate::on_failure::OnFailure;
 use crate::run::deliver::{Deliver, Signals};
 use crate::run::desk::Desk;
 use crate::run::durable::Run;
+use crate::run::failing::Parked;
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::Opening;
 use crate::run::policy::{SaveMode, SavePolicy};
@@ -145,6 +148,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             taken: None,
             counted: None,
             handed_out: None,
+            epoch,
+            parked: Parked::default(),
             yielded: None,
             signals: Signals::default(),
             opened: None,

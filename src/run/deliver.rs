@@ -14,10 +14,11 @@ use crate::checkpoint::Checkpoint;
 use crate::delivery::{Context, Delivery};
 use crate::error::SourceError;
 use crate::event::ChangeEvent;
-use crate::ids::{Ownership, SubscriptionId};
+use crate::ids::{Epoch, Ownership, SubscriptionId};
 use crate::model::{Read, Reader, SourceState, SubscriptionModel};
 use crate::reason::Reason;
 use crate::run::desk::Desk;
+use crate::run::failing::Parked;
 use crate::run::hand_out::Batch;
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::{Again, Opening};
@@ -41,6 +42,10 @@ pub(crate) struct Deliver<M: SubscriptionModel> {
     /// The last event counted as read, and as delivered: one that comes again after a rest is counted once.
     pub(crate) counted: Option<Checkpoint>,
     pub(crate) handed_out: Option<Checkpoint>,
+    /// The epoch of the positions read.
+    pub(crate) epoch: Epoch,
+    /// The documents that have dead letters.
+    pub(crate) parked: Parked,
     /// When the tasks that this one woke last got their turn.
     pub(crate) yielded: Option<Instant>,
     pub(crate) signals: Signals,
@@ -81,7 +86,9 @@ impl<M: SubscriptionModel> Deliver<M> {
         let ended = self.open_and_deliver(reader).await;
         self.desk.abandon();
         self.board.count(|status| status.in_hand_since = None);
-        self.board.set(|conditions| (conditions.handler, conditions.opening) = (None, None));
+        self.board.set(|conditions| {
+            (conditions.handler, conditions.letters, conditions.opening) = (None, None, None);
+        });
         (self, ended)
     }
 

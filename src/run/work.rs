@@ -7,7 +7,7 @@ use futures::FutureExt;
 
 use crate::batch_handler::{BatchHandler, BatchLimits};
 use crate::delivery::Delivery;
-use crate::handler::Handler;
+use crate::handler::{Failure, Handler};
 use crate::storage::BoxFuture;
 
 /// Handles deliveries. It never panics: a panic of the user's code is a failure.
@@ -25,13 +25,13 @@ pub(crate) trait Work: Send + 'static {
 pub(crate) struct Done {
     /// So many deliveries from the front are handled.
     pub(crate) settled: usize,
-    /// What went wrong with the one behind them.
-    pub(crate) failed: Option<String>,
+    /// What went wrong with the one behind them, and what is to follow.
+    pub(crate) failed: Option<Failure>,
 }
 
 impl Done {
-    pub(crate) fn failed(why: String) -> Self {
-        Self { settled: 0, failed: Some(why) }
+    pub(crate) fn failed(why: impl Into<Failure>) -> Self {
+        Self { settled: 0, failed: Some(why.into()) }
     }
 }
 
@@ -85,7 +85,7 @@ impl<H: Handler + 'static> Work for HandlerWork<H> {
             let call = AssertUnwindSafe(async move { handler.handle(batch[0].clone()).await });
             match call.catch_unwind().await {
                 Ok(Ok(())) => Done { settled: 1, failed: None },
-                Ok(Err(failure)) => Done::failed(failure.to_string()),
+                Ok(Err(failure)) => Done::failed(failure),
                 Err(panic) => self.0.panicked(&*panic),
             }
         })
@@ -120,7 +120,7 @@ impl<H: BatchHandler + 'static> Work for BatchWork<H> {
             match call.catch_unwind().await {
                 Ok(Ok(())) => Done { settled: batch.len(), failed: None },
                 Ok(Err(failure)) => {
-                    Done { settled: failure.settled().min(batch.len()), failed: Some(failure.to_string()) }
+                    Done { settled: failure.settled().min(batch.len()), failed: Some(failure.into_failure()) }
                 }
                 Err(panic) => self.source.panicked(&*panic),
             }

@@ -11,9 +11,21 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "values",
         beside: true,
-        modules: &["backoff", "checkpoint", "delivery", "error", "event", "filter", "ids", "reason", "start"],
+        modules: &[
+            "backoff",
+            "checkpoint",
+            "delivery",
+            "error",
+            "event",
+            "filter",
+            "ids",
+            "letter",
+            "on_failure",
+            "reason",
+            "start",
+        ],
     },
-    Layer { name: "seams", beside: true, modules: &["batch_handler", "handler", "model", "storage"] },
+    Layer { name: "seams", beside: true, modules: &["batch_handler", "dead_letter", "handler", "model", "storage"] },
     Layer {
         name: "backends, status and suites",
         beside: false,
