@@ -139,7 +139,7 @@ pub use model::{
 };
 pub use mongo::{
     ChangeStreamModel, ChangeStreamReader, ConnectionPool, FullDocument, FullDocumentBeforeChange,
-    GlobalCheckpointSource, MongoCheckpointStorage,
+    GlobalCheckpointSource, MongoCheckpointStorage, MongoDeadLetterStorage,
 };
 pub use on_failure::{OnFailure, Retries, Then};
 pub use reason::Reason;
