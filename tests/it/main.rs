@@ -4,6 +4,7 @@
 
 mod batches;
 mod crash;
+mod dead_letter_storage;
 mod filter;
 mod handler_faults;
 mod interleavings;

@@ -8,6 +8,7 @@
 
 mod bad_input;
 mod bounds;
+mod dead_letters;
 mod demo;
 mod faults;
 mod filter;
@@ -47,6 +48,7 @@ fn tests() -> Vec<libtest_mimic::Trial> {
         matrix::long(),
         on_any_server(bad_input::tests()),
         bounds::tests(),
+        on_any_server(dead_letters::tests()),
         demo::tests(),
         faults::tests(),
         on_any_server(filter::tests()),
