@@ -137,20 +137,17 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
         let record = self.storage().read(&id).await.map_err(storage)?;
         let fence = record.and_then(|record| record.ownership).map_or(Fence(0), |ownership| ownership.fence);
         let context = Context { subscription: id.clone(), fence, cancelled: CancellationToken::new() };
+        let held = Held { letters, id, key: key.clone(), owner: Owner::fresh() };
+        held.hold().await?;
         let mut retry = Retry {
-            letters,
-            id: id.clone(),
-            key: key.clone(),
-            owner: Owner::fresh(),
             context: Arc::new(context),
-            work: HandlerWork::of(handler),
+            work: Box::new(HandlerWork::of(handler)),
             outcome: Retried { handled: 0, skipped: 0, failed: None },
         };
-        retry.hold().await?;
-        let ended = retry.run().await;
+        let ended = retry.run(&held).await;
         if !matches!(ended, Ok(true)) {
-            // An answer that says nothing: the lease runs out by itself.
-            let _ = retry.letters.dyn_release(&id, key, &retry.owner).await;
+            // Without an answer the hold runs out by itself.
+            let _ = held.letters.dyn_release(&held.id, &held.key, &held.owner).await;
         }
         ended?;
         Ok(retry.outcome)
@@ -198,40 +195,26 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
 }
 
 /// A retry of one document.
-struct Retry<H> {
-    letters: Arc<dyn DynDeadLetterStorage>,
-    id: SubscriptionId,
-    key: DocumentKey,
-    owner: Owner,
+struct Retry {
     context: Arc<Context>,
-    work: HandlerWork<H>,
+    work: Box<dyn Work>,
     outcome: Retried,
 }
 
-impl<H: Handler + 'static> Retry<H> {
-    async fn hold(&self) -> Result<(), DeadLetterError> {
-        let (id, key) = (self.id.clone(), self.key.clone());
-        match self.letters.dyn_hold(&id, &key, &self.owner, LEASE).await {
-            Ok(HoldOutcome::Held) => Ok(()),
-            Ok(HoldOutcome::HeldBy { owner, until }) => Err(DeadLetterError::HeldBy { id, key, owner, until }),
-            Ok(HoldOutcome::NoSequence) => Err(DeadLetterError::NoLetters { id, key }),
-            Err(source) => Err(DeadLetterError::Storage { id, source }),
-        }
-    }
-
+impl Retry {
     /// Goes through the letters. Answers whether the sequence has ended by it.
-    async fn run(&mut self) -> Result<bool, DeadLetterError> {
+    async fn run(&mut self, held: &Held) -> Result<bool, DeadLetterError> {
         loop {
-            let letters = self.letters.dyn_letters(&self.id, &self.key).await.map_err(|source| self.storage(source))?;
+            let letters = held.letters.dyn_letters(&held.id, &held.key).await.map_err(|source| held.storage(source))?;
             let mut letters = letters.into_iter().filter(|letter| letter.kind != LetterKind::Skipped).peekable();
             if letters.peek().is_none() {
                 return Ok(false);
             }
             for letter in letters {
-                match self.attempt(&letter).await? {
+                match self.attempt(held, &letter).await? {
                     None => self.outcome.handled += 1,
                     Some(failure) if failure.verdict() == Verdict::Skip => {
-                        let (id, position, key) = (&self.id, &letter.position, &self.key);
+                        let (id, position, key) = (&held.id, &letter.position, &held.key);
                         warn!(
                             subscription = %id, %position, %key,
                             "a retry of subscription {id} skips the dead letter of {key} at {position}: {failure}"
@@ -239,12 +222,12 @@ impl<H: Handler + 'static> Retry<H> {
                         self.outcome.skipped += 1;
                     }
                     Some(failure) => {
-                        self.failed(letter, &failure).await?;
+                        self.outcome.failed = Some(held.failed(letter, &failure).await?);
                         return Ok(false);
                     }
                 }
-                if self.removed(&letter).await? {
-                    let (id, key, Retried { handled, skipped, .. }) = (&self.id, &self.key, &self.outcome);
+                if held.removed(&letter).await? {
+                    let (id, key, Retried { handled, skipped, .. }) = (&held.id, &held.key, &self.outcome);
                     info!(
                         subscription = %id, %key, handled, skipped,
                         "{key} of subscription {id} has no dead letters any more: {handled} handled, {skipped} skipped"
@@ -256,41 +239,74 @@ impl<H: Handler + 'static> Retry<H> {
     }
 
     /// One call of the handler, while the hold is kept.
-    async fn attempt(&mut self, letter: &Letter) -> Result<Option<Failure>, DeadLetterError> {
-        let event = self.letters.dyn_event(letter).await.map_err(|source| self.storage(source))?;
-        let Some(event) = event else { return Err(self.lost()) };
-        let event = readable(letter, event).map_err(|source| self.storage(source))?;
+    async fn attempt(&mut self, held: &Held, letter: &Letter) -> Result<Option<Failure>, DeadLetterError> {
+        let event = held.letters.dyn_event(letter).await.map_err(|source| held.storage(source))?;
+        let Some(event) = event else { return Err(held.lost()) };
+        let event = readable(letter, event).map_err(|source| held.storage(source))?;
         let mut delivery = Delivery::new(event, letter.position.clone(), true, self.context.clone());
         delivery.attempt = letter.attempts.saturating_add(1);
         let delivery = [delivery];
-        let Self { letters, id, key, owner, work, .. } = self;
-        let kept = keep(letters, id, key, owner);
         let done = tokio::select! {
             biased;
-            done = work.work(&delivery) => done,
-            error = kept => return Err(error),
+            done = self.work.work(&delivery) => done,
+            error = held.keep() => return Err(error),
         };
         Ok(match done.settled {
             0 => Some(done.failed.unwrap_or_else(|| "it did not settle the event".into())),
             _ => None,
         })
     }
+}
 
-    async fn failed(&mut self, mut letter: Letter, failure: &Failure) -> Result<(), DeadLetterError> {
+/// A sequence that is this process's own for a while.
+struct Held {
+    letters: Arc<dyn DynDeadLetterStorage>,
+    id: SubscriptionId,
+    key: DocumentKey,
+    owner: Owner,
+}
+
+impl Held {
+    async fn hold(&self) -> Result<(), DeadLetterError> {
+        let (id, key) = (self.id.clone(), self.key.clone());
+        match self.letters.dyn_hold(&id, &key, &self.owner, LEASE).await {
+            Ok(HoldOutcome::Held) => Ok(()),
+            Ok(HoldOutcome::HeldBy { owner, until }) => Err(DeadLetterError::HeldBy { id, key, owner, until }),
+            Ok(HoldOutcome::NoSequence) => Err(DeadLetterError::NoLetters { id, key }),
+            Err(source) => Err(DeadLetterError::Storage { id, source }),
+        }
+    }
+
+    /// Keeps it for as long as this is polled, and ends when it is lost.
+    async fn keep(&self) -> DeadLetterError {
+        let mut renewed = Instant::now();
+        loop {
+            tokio::time::sleep(RENEWED_EVERY).await;
+            let asked = Instant::now();
+            match self.letters.dyn_hold(&self.id, &self.key, &self.owner, LEASE).await {
+                Ok(HoldOutcome::Held) => renewed = asked,
+                Err(error) if error.is_retryable() && renewed.elapsed() < LEASE => {}
+                Ok(_) => return self.lost(),
+                Err(source) => return self.storage(source),
+            }
+        }
+    }
+
+    /// A letter has failed once more: as it is now.
+    async fn failed(&self, mut letter: Letter, failure: &Failure) -> Result<Letter, DeadLetterError> {
         let chain = bounded(failure.chain());
-        let noted = self.insist(|letters, owner| letters.dyn_note_failure(&letter, owner, &chain)).await?;
+        let noted = self.insist(|| self.letters.dyn_note_failure(&letter, &self.owner, &chain)).await?;
         if !noted {
             return Err(self.lost());
         }
         letter.attempts = letter.attempts.saturating_add(1);
         letter.error = chain;
-        self.outcome.failed = Some(letter);
-        Ok(())
+        Ok(letter)
     }
 
     /// A letter is done. Answers whether its sequence has ended by it.
-    async fn removed(&mut self, letter: &Letter) -> Result<bool, DeadLetterError> {
-        match self.insist(|letters, owner| letters.dyn_remove(letter, owner)).await? {
+    async fn removed(&self, letter: &Letter) -> Result<bool, DeadLetterError> {
+        match self.insist(|| self.letters.dyn_remove(letter, &self.owner)).await? {
             RemoveOutcome::Removed => Ok(false),
             // None there any more: an earlier try had removed it, and its answer was lost.
             RemoveOutcome::Ended | RemoveOutcome::NoSequence => Ok(true),
@@ -300,13 +316,13 @@ impl<H: Handler + 'static> Retry<H> {
 
     /// Writes what the handler must not be called again for: tries while the hold lasts.
     async fn insist<'a, T>(
-        &'a self,
-        ask: impl Fn(&'a dyn DynDeadLetterStorage, &'a Owner) -> BoxFuture<'a, Result<T, StorageError>>,
+        &self,
+        ask: impl Fn() -> BoxFuture<'a, Result<T, StorageError>>,
     ) -> Result<T, DeadLetterError> {
         let end = Instant::now() + WRITTEN_WITHIN;
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
         loop {
-            match ask(&*self.letters, &self.owner).await {
+            match ask().await {
                 Ok(answer) => return Ok(answer),
                 Err(error) if error.is_retryable() && Instant::now() < end => {}
                 Err(error) => return Err(self.storage(error)),
@@ -321,26 +337,6 @@ impl<H: Handler + 'static> Retry<H> {
 
     fn lost(&self) -> DeadLetterError {
         DeadLetterError::HoldLost { id: self.id.clone(), key: self.key.clone() }
-    }
-}
-
-/// Keeps a hold for as long as it is polled, and ends when it is lost.
-async fn keep(
-    letters: &Arc<dyn DynDeadLetterStorage>,
-    id: &SubscriptionId,
-    key: &DocumentKey,
-    owner: &Owner,
-) -> DeadLetterError {
-    let mut renewed = Instant::now();
-    loop {
-        tokio::time::sleep(RENEWED_EVERY).await;
-        let asked = Instant::now();
-        match letters.dyn_hold(id, key, owner, LEASE).await {
-            Ok(HoldOutcome::Held) => renewed = asked,
-            Err(error) if error.is_retryable() && renewed.elapsed() < LEASE => {}
-            Ok(_) => return DeadLetterError::HoldLost { id: id.clone(), key: key.clone() },
-            Err(source) => return DeadLetterError::Storage { id: id.clone(), source },
-        }
     }
 }
 

@@ -140,6 +140,10 @@ impl<M: SubscriptionModel> Deliver<M> {
                     let letter = letter.failed(attempts, chain.clone(), since.elapsed(), now.elapsed());
                     Box::pin(async move { storage.dyn_put(&letter).await })
                 };
+                // Before, since it may be stored though its answer never comes.
+                if let Some(known) = self.parked.0.as_mut().filter(|_| key.parks()) {
+                    known.insert(key.clone());
+                }
                 match self.insist(put).await? {
                     PutOutcome::Stored | PutOutcome::AlreadyStored => {}
                     PutOutcome::Full(limit) => return Err(full(&letter, limit)),
@@ -152,9 +156,6 @@ impl<M: SubscriptionModel> Deliver<M> {
                     subscription = %id, %position, %key, attempts,
                     "the event of {key} at {position} is a dead letter of subscription {id} after {attempts} failed attempts: {error}"
                 );
-                if let Some(known) = self.parked.0.as_mut().filter(|_| key.parks()) {
-                    known.insert(key);
-                }
                 self.settle_first(batch, How::DeadLettered).await?;
             }
             Next::Then(Then::DeadLetter | Then::Skip, _) => {

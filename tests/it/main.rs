@@ -5,6 +5,8 @@
 mod batches;
 mod crash;
 mod dead_letter_storage;
+mod dead_letters;
+mod failure_policy;
 mod filter;
 mod handler_faults;
 mod interleavings;
@@ -12,6 +14,7 @@ mod layering;
 mod life;
 mod main_path;
 mod memory_model;
+mod parking;
 mod quiet;
 mod readme;
 mod runbook;
