@@ -647,3 +647,19 @@ async fn a_pause_during_a_failing_write_leaves_the_event_for_the_resume() {
     until_settled(&subscription, 1).await;
     assert_eq!(lot.letters_of(1).await.len(), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_letter_whose_answer_never_came_holds_its_document_up_behind_a_pause_too() {
+    let lot = Lot::new();
+    let subscription = lot.subscribe().await;
+    lot.letters.next_puts([Fault::LoseReply, Fault::Fail]);
+    lot.world.insert(1);
+    until_reason(&subscription, "retrying", "storage_unavailable").await;
+    subscription.pause().await.unwrap();
+    assert_eq!(lot.letters_of(1).await.len(), 1, "stored, as nobody knows");
+    lot.poison([]);
+    lot.change(1, 1);
+    subscription.resume().await.unwrap();
+    let status = until_settled(&subscription, 2).await;
+    assert_eq!((lot.world.seen.keys(), status.parked, lot.letters_of(1).await.len()), (vec![1, 1], 2, 2));
+}

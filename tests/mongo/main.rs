@@ -38,6 +38,7 @@ const ROLES: &[support::child::Role] = &[
     ("bounds", bounds::play),
     ("test-run", fixture::test_run),
     ("killed-subscriber", kill::play),
+    ("killed-with-letters", dead_letters::play),
     ("talk", rights::talk),
     ("one-of-two", two_processes::play),
 ];
