@@ -4,12 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bson::DateTime;
 use bytes::Bytes;
 
 use crate::error::StorageError;
 use crate::ids::{Namespace, Owner, SubscriptionId};
-use crate::letter::{DocumentKey, Letter, NewLetter, Sequence};
+use crate::letter::{DocumentKey, EvictOutcome, HoldOutcome, Letter, NewLetter, PutOutcome, RemoveOutcome, Sequence};
 use crate::model::Deployment;
 use crate::storage::BoxFuture;
 
@@ -172,78 +171,6 @@ pub trait DeadLetterStorage: Clone + Send + Sync + 'static {
     fn deployment(&self) -> impl Future<Output = Result<Option<Deployment>, StorageError>> + Send {
         async { Ok(None) }
     }
-}
-
-/// What became of a letter that was to be stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PutOutcome {
-    /// It is stored, at the end of its sequence.
-    Stored,
-    /// The sequence has had this position before; nothing was changed.
-    AlreadyStored,
-    /// There is no sequence to append it to; nothing was changed.
-    NoSequence,
-    /// There is no room; nothing was changed.
-    Full(ParkingLimit),
-}
-
-/// What there is no room for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ParkingLimit {
-    /// Another document: the subscription has [`MAX_SEQUENCES`](crate::MAX_SEQUENCES) sequences.
-    Documents,
-    /// Another event of this document: its sequence has [`MAX_LETTERS`](crate::MAX_LETTERS) letters.
-    Events,
-}
-
-/// What became of taking a sequence.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum HoldOutcome {
-    /// It is the owner's.
-    Held,
-    /// It is somebody else's.
-    HeldBy {
-        /// Whose.
-        owner: Owner,
-        /// Until when at least, on the storage's clock.
-        until: DateTime,
-    },
-    /// There is no such sequence.
-    NoSequence,
-}
-
-/// What became of a letter that was to be removed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RemoveOutcome {
-    /// It is removed; others are left.
-    Removed,
-    /// It was the last one, and its sequence has ended.
-    Ended,
-    /// There is no such sequence.
-    NoSequence,
-    /// The sequence is not the owner's; nothing was changed.
-    NotHeld,
-}
-
-/// What became of a sequence that was to be deleted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum EvictOutcome {
-    /// It is deleted; so many letters were in it.
-    Evicted(usize),
-    /// Somebody is retrying it; nothing was changed.
-    HeldBy {
-        /// Who.
-        owner: Owner,
-        /// Until when at least, on the storage's clock.
-        until: DateTime,
-    },
-    /// There is no such sequence.
-    NoSequence,
 }
 
 /// A [`DeadLetterStorage`] whose type is not named: the same calls, boxed. Every storage is one.

@@ -271,6 +271,78 @@ impl Sequence {
     }
 }
 
+/// What became of a letter that was to be stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PutOutcome {
+    /// It is stored, at the end of its sequence.
+    Stored,
+    /// The sequence has had this position before; nothing was changed.
+    AlreadyStored,
+    /// There is no sequence to append it to; nothing was changed.
+    NoSequence,
+    /// There is no room; nothing was changed.
+    Full(ParkingLimit),
+}
+
+/// What there is no room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ParkingLimit {
+    /// Another document: the subscription has [`MAX_SEQUENCES`](crate::MAX_SEQUENCES) sequences.
+    Documents,
+    /// Another event of this document: its sequence has [`MAX_LETTERS`](crate::MAX_LETTERS) letters.
+    Events,
+}
+
+/// What became of taking a sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HoldOutcome {
+    /// It is the owner's.
+    Held,
+    /// It is somebody else's.
+    HeldBy {
+        /// Whose.
+        owner: Owner,
+        /// Until when at least, on the storage's clock.
+        until: DateTime,
+    },
+    /// There is no such sequence.
+    NoSequence,
+}
+
+/// What became of a letter that was to be removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RemoveOutcome {
+    /// It is removed; others are left.
+    Removed,
+    /// It was the last one, and its sequence has ended.
+    Ended,
+    /// There is no such sequence.
+    NoSequence,
+    /// The sequence is not the owner's; nothing was changed.
+    NotHeld,
+}
+
+/// What became of a sequence that was to be deleted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EvictOutcome {
+    /// It is deleted; so many letters were in it.
+    Evicted(usize),
+    /// Somebody is retrying it; nothing was changed.
+    HeldBy {
+        /// Who.
+        owner: Owner,
+        /// Until when at least, on the storage's clock.
+        until: DateTime,
+    },
+    /// There is no such sequence.
+    NoSequence,
+}
+
 /// Whether a sequence whose newest letter has this place has had an event already: positions of one epoch are in order,
 /// and a later epoch comes behind every earlier one. Text has no order: only the same one is the same.
 pub(crate) fn covers(newest: &(Epoch, Checkpoint), epoch: Epoch, position: &Checkpoint) -> bool {

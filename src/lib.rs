@@ -51,7 +51,8 @@
 //!   stops, each with a [`Reason`]. Nothing ever goes on at "now" instead, unless you chose that by
 //!   [`StartAt::Always`].
 //!
-//! [The guide](guide) tells all of it: when the position is stored, what a kill costs, fences and epochs.
+//! [The guide](guide) tells all of it: when the position is stored, what a kill costs, fences and epochs; and
+//! [what follows when a handler fails](guide::failures).
 //! [The runbook](runbook) says what to do about each reason.
 //!
 //! # Where to look
@@ -59,12 +60,14 @@
 //! | for | see |
 //! |---|---|
 //! | subscribing, and every setting | [`DurableSubscriptions`], [`Subscribe`], [`StartAt`], [`Filter`] |
-//! | handling | [`Handler`], [`BatchHandler`], [`Delivery`], [`ChangeEvent`], [`Failure`] |
+//! | handling | [`Handler`], [`BatchHandler`], [`Delivery`], [`ChangeEvent`] |
+//! | a handler that fails | [`Failure`], [`OnFailure`], [`Then`], [the guide](guide::failures) |
+//! | dead letters | [`DurableSubscriptions::retry`], [`evict`](DurableSubscriptions::evict), [`DocumentKey`], [`Sequence`], [`Letter`], [`MongoDeadLetterStorage`] |
 //! | a running subscription | [`Subscription`], [`Status`], [`State`], [`Reason`] |
-//! | what failed | [`SubscribeError`], [`SubscriptionError`], [`DecodeError`], [`SourceError`], [`StorageError`] |
+//! | what failed | [`SubscribeError`], [`SubscriptionError`], [`DeadLetterError`], [`DecodeError`], [`SourceError`], [`StorageError`] |
 //! | MongoDB | [`ChangeStreamModel`], [`ConnectionPool`], [`MongoCheckpointStorage`] |
 //! | tests of a handler, without a server | [`memory`] |
-//! | a model or a storage of your own | [`SubscriptionModel`], [`Reader`], [`CheckpointStorage`], `conformance` |
+//! | a model or a storage of your own | [`SubscriptionModel`], [`Reader`], [`CheckpointStorage`], [`DeadLetterStorage`], `conformance` |
 //! | positions by hand | [`Checkpoint`], [`Token`], [`Claim`], [`Save`], [`Record`] |
 //!
 //! # Features
@@ -123,9 +126,7 @@ pub use mongodb;
 pub use backoff::Backoff;
 pub use batch_handler::{BatchFailure, BatchHandler, BatchLimits};
 pub use checkpoint::{BadToken, Checkpoint, Kind, Token};
-pub use dead_letter::{
-    DeadLetterStorage, DynDeadLetterStorage, EvictOutcome, HoldOutcome, ParkingLimit, PutOutcome, RemoveOutcome,
-};
+pub use dead_letter::{DeadLetterStorage, DynDeadLetterStorage};
 pub use delivery::Delivery;
 pub use durable::{DurableSubscriptions, Retried, Subscribe};
 pub use error::{DeadLetterError, DecodeError, SourceError, StorageError, SubscribeError, SubscriptionError};
@@ -133,7 +134,10 @@ pub use event::{ChangeEvent, Operation, SplitEvent, TruncatedArray, UpdateDescri
 pub use filter::{Field, Filter};
 pub use handler::{Failure, Handler, Verdict};
 pub use ids::{Epoch, Fence, InvalidId, Namespace, Owner, Ownership, SubscriptionId};
-pub use letter::{DocumentKey, Letter, LetterKind, MAX_LETTERS, MAX_SEQUENCES, NewLetter, Sequence};
+pub use letter::{
+    DocumentKey, EvictOutcome, HoldOutcome, Letter, LetterKind, MAX_LETTERS, MAX_SEQUENCES, NewLetter, ParkingLimit,
+    PutOutcome, RemoveOutcome, Sequence,
+};
 pub use model::{
     Deployment, Fingerprint, Identity, Plan, Read, Reader, Reopening, Scope, SourceState, SubscriptionModel,
 };
@@ -156,7 +160,10 @@ pub use subscription::Subscription;
 // Chapters of the documentation, and nothing else.
 #[cfg(any(doc, doctest))]
 #[doc = include_str!("guide/positions.md")]
-pub mod guide {}
+pub mod guide {
+    #[doc = include_str!("guide/failures.md")]
+    pub mod failures {}
+}
 #[cfg(any(doc, doctest))]
 #[doc = include_str!("../docs/runbook.md")]
 pub mod runbook {}

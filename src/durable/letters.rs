@@ -10,13 +10,13 @@ use tracing::{info, warn};
 
 use super::DurableSubscriptions;
 use crate::backoff::Backoff;
-use crate::dead_letter::{DynDeadLetterStorage, EvictOutcome, HoldOutcome, RemoveOutcome};
+use crate::dead_letter::DynDeadLetterStorage;
 use crate::delivery::{Context, Delivery};
 use crate::error::{DeadLetterError, StorageError};
 use crate::event::ChangeEvent;
 use crate::handler::{Failure, Handler, Verdict};
 use crate::ids::{Fence, Owner, SubscriptionId};
-use crate::letter::{DocumentKey, Letter, LetterKind, Sequence};
+use crate::letter::{DocumentKey, EvictOutcome, HoldOutcome, Letter, LetterKind, RemoveOutcome, Sequence};
 use crate::model::SubscriptionModel;
 use crate::run::failing::bounded;
 use crate::run::work::{HandlerWork, Work};
@@ -105,7 +105,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
     /// # let handler = |_: Delivery| async { Err(Failure::dead_letter("no such index")) };
     /// # let subscription = subscriptions.subscribe("search_index_v3", handler).await?;
     /// # model.push(memory::insert(7, doc! {}));
-    /// # subscription.drained().await?;
+    /// # subscription.caught_up().await?;
     /// for sequence in subscriptions.dead_letter_sequences("search_index_v3").await? {
     ///     let mended = |delivery: Delivery| async move {
     ///         println!("{:?} again, after {} attempts", delivery.event, delivery.attempt - 1);

@@ -9,10 +9,13 @@ use bytes::Bytes;
 
 use super::clock::Clock;
 use crate::checkpoint::Checkpoint;
-use crate::dead_letter::{DeadLetterStorage, EvictOutcome, HoldOutcome, ParkingLimit, PutOutcome, RemoveOutcome};
+use crate::dead_letter::DeadLetterStorage;
 use crate::error::StorageError;
 use crate::ids::{Epoch, Owner, SubscriptionId};
-use crate::letter::{DocumentKey, Letter, MAX_LETTERS, MAX_SEQUENCES, NewLetter, Sequence, covers};
+use crate::letter::{
+    DocumentKey, EvictOutcome, HoldOutcome, Letter, MAX_LETTERS, MAX_SEQUENCES, NewLetter, ParkingLimit, PutOutcome,
+    RemoveOutcome, Sequence, covers,
+};
 
 /// Keeps dead letters in memory. Clones share one store, and what is in it is lost with the last of them.
 ///
@@ -31,7 +34,7 @@ use crate::letter::{DocumentKey, Letter, MAX_LETTERS, MAX_SEQUENCES, NewLetter, 
 ///     .await?;
 /// model.push(memory::insert(7, doc! {}));
 /// model.push(memory::delete(7));
-/// subscription.drained().await?;
+/// subscription.caught_up().await?;
 ///
 /// let sequences = subscriptions.dead_letter_sequences("search_index_v3").await?;
 /// assert_eq!(sequences[0].key, DocumentKey::new(Namespace::new("test", "events"), 7));

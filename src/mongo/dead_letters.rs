@@ -15,10 +15,13 @@ use super::call::{CallError, DEADLINE as LONG, call};
 use super::checkpoint_storage::{DEADLINE, UPSERT_ATTEMPTS, deployment, majority, primary, simple};
 use super::letter_record::{self as record, Head, Names};
 use super::storage_error::{Need, is_duplicate_key, storage_error};
-use crate::dead_letter::{DeadLetterStorage, EvictOutcome, HoldOutcome, ParkingLimit, PutOutcome, RemoveOutcome};
+use crate::dead_letter::DeadLetterStorage;
 use crate::error::StorageError;
 use crate::ids::{Namespace, Owner, SubscriptionId};
-use crate::letter::{DocumentKey, Letter, MAX_SEQUENCES, NewLetter, Sequence};
+use crate::letter::{
+    DocumentKey, EvictOutcome, HoldOutcome, Letter, MAX_SEQUENCES, NewLetter, ParkingLimit, PutOutcome, RemoveOutcome,
+    Sequence,
+};
 use crate::model::Deployment;
 
 const FIND: &str = "find";

@@ -15,10 +15,10 @@ use sha2::{Digest, Sha256};
 
 use super::record::encode_position;
 use crate::checkpoint::{Checkpoint, Token};
-use crate::dead_letter::{ParkingLimit, PutOutcome};
+
 use crate::error::StorageError;
 use crate::ids::{Epoch, Namespace, Owner, SubscriptionId};
-use crate::letter::{DocumentKey, Letter, LetterKind, MAX_LETTERS, NewLetter, Sequence};
+use crate::letter::{DocumentKey, Letter, LetterKind, MAX_LETTERS, NewLetter, ParkingLimit, PutOutcome, Sequence};
 
 /// The version of what is written, and the only one that is read.
 const SCHEMA: i64 = 1;
@@ -28,7 +28,7 @@ const PART: usize = 8 << 20;
 /// How much of a document's key is shown to whoever looks at a head.
 const SHOWN: usize = 1024;
 /// The hex digits of an event's place in the list of a head.
-const PLACE: usize = 32;
+const PLACE: u8 = 32;
 
 /// The names of everything that belongs to one document.
 #[derive(Debug, Clone)]
@@ -87,7 +87,7 @@ fn place(epoch: Epoch, position: &Checkpoint) -> (String, Option<String>) {
     hash.update(epoch.0.to_le_bytes());
     hash.update(kind);
     hash.update(position.to_string());
-    (hex(&hash.finalize(), PLACE), order)
+    (hex(&hash.finalize(), PLACE.into()), order)
 }
 
 fn entry(letter: &NewLetter) -> String {
@@ -133,7 +133,7 @@ fn millis(time: Duration) -> i64 {
 pub(super) fn name_letter(letter: &NewLetter) -> Vec<Document> {
     let (at, order) = place(letter.epoch, &letter.position);
     let letters = doc! { "$ifNull": ["$letters", []] };
-    let places = doc! { "$map": { "input": &letters, "in": { "$substrBytes": ["$$this", 0, PLACE as i64] } } };
+    let places = doc! { "$map": { "input": &letters, "in": { "$substrBytes": ["$$this", 0, i32::from(PLACE)] } } };
     let mut has_had = vec![
         doc! { "$gt": ["$newest.epoch", letter.epoch.0] },
         doc! { "$eq": ["$newest.at", &at] },
@@ -144,7 +144,7 @@ pub(super) fn name_letter(letter: &NewLetter) -> Vec<Document> {
         let same = doc! { "$eq": ["$newest.epoch", letter.epoch.0] };
         has_had.push(doc! { "$and": [same, { "$gte": ["$newest.order", order] }] });
     }
-    let full = doc! { "$gte": [{ "$size": &letters }, MAX_LETTERS as i64] };
+    let full = doc! { "$gte": [{ "$size": &letters }, i64::try_from(MAX_LETTERS).unwrap_or(i64::MAX)] };
     has_had.push(full);
 
     let mut shown = letter.key.to_string();
@@ -241,12 +241,12 @@ impl Head {
 
     /// The references of its letters, in order.
     pub(super) fn references(&self) -> Vec<&str> {
-        self.letters.iter().map(|entry| entry.get(PLACE..).unwrap_or_default()).collect()
+        self.letters.iter().map(|entry| entry.get(usize::from(PLACE)..).unwrap_or_default()).collect()
     }
 
     /// The entry of a letter in its list.
     pub(super) fn entry_of(&self, reference: &str) -> Option<&str> {
-        self.letters.iter().map(String::as_str).find(|entry| entry.get(PLACE..) == Some(reference))
+        self.letters.iter().map(String::as_str).find(|entry| entry.get(usize::from(PLACE)..) == Some(reference))
     }
 }
 
@@ -277,7 +277,7 @@ pub(super) fn decode_letter(
 ) -> Result<(Letter, usize), StorageError> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Stored {
+    struct Body {
         #[serde(rename = "_id")]
         id: String,
         schema: i64,
@@ -304,7 +304,7 @@ pub(super) fn decode_letter(
         #[serde(rename = "_data")]
         data: String,
     }
-    let found: Stored = decode("(a dead letter)", stored)?;
+    let found: Body = decode("(a dead letter)", stored)?;
     known(&found.id, found.schema)?;
     let wrong = |field: &str, message: String| unreadable(&found.id, field, message);
     let position = match found.position {

@@ -10,11 +10,11 @@ use tracing::{debug, warn};
 
 use crate::backoff::Backoff;
 use crate::checkpoint::Checkpoint;
-use crate::dead_letter::{DynDeadLetterStorage, ParkingLimit, PutOutcome};
+use crate::dead_letter::DynDeadLetterStorage;
 use crate::delivery::Delivery;
 use crate::error::StorageError;
 use crate::handler::{Failure, Verdict};
-use crate::letter::{DocumentKey, MAX_LETTERS, MAX_SEQUENCES, NewLetter};
+use crate::letter::{DocumentKey, MAX_LETTERS, MAX_SEQUENCES, NewLetter, ParkingLimit, PutOutcome};
 use crate::model::SubscriptionModel;
 use crate::on_failure::Then;
 use crate::reason::Reason;
@@ -61,10 +61,10 @@ enum Next {
 impl<M: SubscriptionModel> Deliver<M> {
     /// How many events from the front the next call gets. None is parked, as far as is known here.
     pub(crate) fn deliverable(&self, batch: &[Delivery], patience: &Patience) -> usize {
-        match patience.alone {
-            true => batch.len().min(1),
-            false => batch.iter().take_while(|delivery| !self.parked.holds(delivery)).count(),
+        if patience.alone {
+            return batch.len().min(1);
         }
+        batch.iter().take_while(|delivery| !self.parked.holds(delivery)).count()
     }
 
     /// Asks, once, which documents have dead letters.

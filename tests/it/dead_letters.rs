@@ -119,7 +119,7 @@ async fn a_letter_tells_everything_about_its_failure() {
     let handler = world.seen.then(|_| async {
         let cause = std::io::Error::other("connection refused");
         seconds(10).await;
-        Err(std::io::Error::new(std::io::ErrorKind::Other, cause).into())
+        Err(std::io::Error::other(cause).into())
     });
     let policy = OnFailure::retry(2).then(Then::DeadLetter).backoff(Duration::from_nanos(1), Duration::from_nanos(1));
     let subscription = lot.subscriptions.subscribe(ID, handler).on_failure(policy).await.unwrap();
@@ -412,11 +412,11 @@ async fn what_comes_during_a_retry_is_parked_and_handed_out_by_it() {
     lot.world.insert(1);
     until_settled(&subscription, 1).await;
     let (seen, hold) = (Recorder::default(), Hold::default());
-    let held = hold.clone();
+    let waits = hold.clone();
     let handler = seen.then(move |_| {
-        let held = held.clone();
+        let waits = waits.clone();
         async move {
-            held.wait().await;
+            waits.wait().await;
             Ok(())
         }
     });

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::{Failed, at, filled, first, fresh_id, held, key, letter, positions, put, same};
 use crate::conformance::report::that;
-use crate::dead_letter::{DeadLetterStorage, EvictOutcome, HoldOutcome, PutOutcome, RemoveOutcome};
+use crate::dead_letter::DeadLetterStorage;
 use crate::ids::Owner;
+use crate::letter::{EvictOutcome, HoldOutcome, PutOutcome, RemoveOutcome};
 
 const MINUTE: Duration = Duration::from_secs(60);
 

@@ -12,9 +12,9 @@ use bytes::Bytes;
 
 use super::report::{Failed, Report, same};
 use crate::checkpoint::{Checkpoint, Token};
-use crate::dead_letter::{DeadLetterStorage, HoldOutcome, PutOutcome};
+use crate::dead_letter::DeadLetterStorage;
 use crate::ids::{Epoch, Namespace, Owner, SubscriptionId};
-use crate::letter::{DocumentKey, Letter, NewLetter};
+use crate::letter::{DocumentKey, HoldOutcome, Letter, NewLetter, PutOutcome};
 use crate::storage::BoxFuture;
 
 /// Runs every check against a storage of its own, which `fresh` makes. Ids are fresh too, so it may be one with letters in

@@ -2,8 +2,9 @@
 
 use super::{Failed, at, filled, first, fresh_id, held, key, letter, positions, same};
 use crate::conformance::report::that;
-use crate::dead_letter::{DeadLetterStorage, HoldOutcome, PutOutcome, RemoveOutcome};
+use crate::dead_letter::DeadLetterStorage;
 use crate::ids::Owner;
+use crate::letter::{HoldOutcome, PutOutcome, RemoveOutcome};
 
 const ROUNDS: u32 = 20;
 

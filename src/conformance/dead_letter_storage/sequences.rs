@@ -6,9 +6,14 @@ use bson::{DateTime, doc};
 
 use super::{Failed, at, event, filled, first, fresh_id, held, key, letter, positions, put, same};
 use crate::conformance::report::that;
-use crate::dead_letter::{DeadLetterStorage, EvictOutcome, HoldOutcome, ParkingLimit, PutOutcome, RemoveOutcome};
+use crate::dead_letter::DeadLetterStorage;
 use crate::ids::{Epoch, Namespace, Owner};
-use crate::letter::{DocumentKey, LetterKind, MAX_LETTERS, MAX_SEQUENCES, NewLetter, Sequence};
+use crate::letter::{
+    DocumentKey, EvictOutcome, HoldOutcome, LetterKind, MAX_LETTERS, MAX_SEQUENCES, NewLetter, ParkingLimit,
+    PutOutcome, RemoveOutcome, Sequence,
+};
+
+const MB: usize = 1 << 20;
 
 pub(super) async fn nothing_is_there_before_the_first_letter(storage: impl DeadLetterStorage) -> Result<(), Failed> {
     let (id, key) = (fresh_id("none")?, key(1));
@@ -145,7 +150,6 @@ pub(super) async fn events_of_no_document_have_a_sequence_too(storage: impl Dead
 pub(super) async fn events_of_any_size_come_back_byte_for_byte(storage: impl DeadLetterStorage) -> Result<(), Failed> {
     let (id, key) = (fresh_id("sizes")?, key(1));
     // The largest event a server sends is 16 MB; the sizes around the powers of two are those at which storages cut.
-    const MB: usize = 1 << 20;
     let sizes = [0, MB, 4 * MB - 200, 4 * MB, 8 * MB, 8 * MB + 1, 16 * MB - 1000];
     for (n, size) in (1..).zip(sizes) {
         let large = NewLetter { event: event(n, size), ..letter(&id, &key, n) };

@@ -119,13 +119,13 @@ async fn killed(fixture: Fixture) -> anyhow::Result<()> {
     assert_eq!(lives, 6);
     // The last life, in peace.
     let notes = Arc::new(Mutex::new(Vec::new()));
-    let noted = notes.clone();
-    let handler = move |delivery: Delivery| {
-        noted.lock().unwrap().push(crate::seen::id_of(&delivery));
+    let noting = notes.clone();
+    let subscriber = move |delivery: Delivery| {
+        noting.lock().unwrap().push(crate::seen::id_of(&delivery));
         async move { if crate::seen::id_of(&delivery) == 1 { Err("poisoned".into()) } else { Ok(()) } }
     };
     let wrapper = subscriptions(&database).dead_letters(letters(&database)).on_failure(policy());
-    let subscription = wrapper.subscribe(ID, handler).await?;
+    let subscription = wrapper.subscribe(ID, subscriber).await?;
     wait_for("the last change", PATIENCE, || async { notes.lock().unwrap().contains(&(1000 + changes)).then_some(()) })
         .await;
     subscription.drained().await?;
