@@ -11,7 +11,7 @@ use mongosub::{ChangeEvent, Checkpoint, Kind, Token, memory};
 
 /// What `progress` knows of the crate.
 mod checkpoint {
-    pub use mongosub::{Checkpoint, Kind};
+    pub use mongosub::{Checkpoint, Kind, Token};
 }
 /// Not a part of the public face, so its source is compiled here once more.
 #[allow(dead_code, reason = "only what each event meets is measured")]

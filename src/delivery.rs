@@ -7,7 +7,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::checkpoint::Checkpoint;
 use crate::event::ChangeEvent;
-use crate::ids::{Fence, SubscriptionId};
+use crate::hold::Hold;
+use crate::ids::{Epoch, Fence, SubscriptionId};
 
 /// One event handed to the handler, with its context. Cheap to clone: the event is shared, not copied. A clone that is
 /// kept keeps the whole reply it came in, 1 to 2 MB and up to 16.
@@ -48,6 +49,8 @@ pub struct Delivery {
 pub(crate) struct Context {
     pub(crate) subscription: SubscriptionId,
     pub(crate) fence: Fence,
+    pub(crate) epoch: Epoch,
+    pub(crate) hold: Hold,
     pub(crate) cancelled: CancellationToken,
 }
 
@@ -65,6 +68,33 @@ impl Delivery {
     /// superseded can no longer change anything.
     pub fn fence(&self) -> Fence {
         self.context.fence
+    }
+
+    /// The epoch of the position. Positions of different epochs are not comparable: a greater one says that the source
+    /// began anew (a start of your own, a collection dropped and made again, a restart behind lost history).
+    pub fn epoch(&self) -> Epoch {
+        self.context.epoch
+    }
+
+    /// The run's hold, to declare what is durable. Without [`.hold()`](crate::Subscribe::hold) declaring changes nothing.
+    pub fn hold(&self) -> &Hold {
+        &self.context.hold
+    }
+
+    /// Whether a handler that keeps the position with its own state has applied this event already: `saved` is the
+    /// position it has kept, none when it has none. Keep the [`epoch`](Self::epoch) with it: a position of another epoch
+    /// says nothing about this one.
+    ///
+    /// Written in one transaction with the state, the position makes repeats harmless: each event is applied exactly once.
+    ///
+    /// ```
+    /// # use mongosub::{memory, bson::doc};
+    /// let first = memory::delivery(memory::insert(1, doc! {}));
+    /// assert!(!first.already_applied(None));
+    /// assert!(first.already_applied(Some(&first.position)));
+    /// ```
+    pub fn already_applied(&self, saved: Option<&Checkpoint>) -> bool {
+        saved.is_some_and(|saved| !self.position.is_beyond(saved))
     }
 
     /// Completes when the run has been asked to stop or pause: finish soon, the grace has begun.

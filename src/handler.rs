@@ -3,7 +3,9 @@
 use std::error::Error;
 use std::fmt;
 
+use crate::checkpoint::Checkpoint;
 use crate::delivery::Delivery;
+use crate::hold::Hold;
 
 /// Handles deliveries, one at a time and in feed order.
 ///
@@ -53,6 +55,65 @@ pub trait Handler: Send {
     /// The future is dropped in the middle when `handler_timeout` passes, or when the grace of a pause or shutdown
     /// has run out; the event is then unsettled and comes again.
     fn handle(&mut self, delivery: Delivery) -> impl Future<Output = Result<(), Failure>> + Send;
+
+    /// Whether it may keep back effects of what it has handled until [`flush`](Self::flush). Default: true; a closure
+    /// does not.
+    ///
+    /// What buffers is asked to flush before anything is stored, and to that end waited for: an event in hand holds a save
+    /// up. After a panic or a timeout with [`subscribe_with`](crate::DurableSubscriptions::subscribe_with), what was
+    /// handled and not flushed comes again. A handler whose effects are done when it returns answers false and is spared
+    /// both; `flush` and `released` are then never called.
+    fn buffers(&self) -> bool {
+        true
+    }
+
+    /// The id is claimed and the run stands at `from`; deliveries begin after it, with the event behind `from`. Every
+    /// handler is told before its first delivery, a fresh one of the factory too. Default: nothing.
+    ///
+    /// Whoever keeps the position with an own state looks here how far that has come
+    /// ([`Delivery::already_applied`]). `hold` is the run's, for handlers that declare what is durable.
+    ///
+    /// # Errors
+    /// The first one is the error of `subscribe`; a later one restarts the run after a backoff, with the next handler of
+    /// the factory.
+    ///
+    /// # Cancel safety
+    /// The future is dropped in the middle when `subscribe` is, or the run is asked to stop.
+    fn claimed(&mut self, from: Option<Checkpoint>, hold: Hold) -> impl Future<Output = Result<(), Failure>> + Send {
+        drop((from, hold));
+        async { Ok(()) }
+    }
+
+    /// Makes durable whatever was handled up to `through`, and answers how far that is true: at least `through`, at most
+    /// the last delivery. Default: nothing is to be done. Nothing is handled meanwhile, and the save waits for it.
+    ///
+    /// It is called when the save policy asks for a save, and before a quiet, pause or shutdown save when anything has
+    /// been handled since; [`save_every`](crate::Subscribe::save_every) says how often that is. One that takes longer
+    /// than 30 s shows as `Retrying(Flushing)` and is waited for.
+    ///
+    /// # Errors
+    /// After an error, or an answer that does not cover `through`, nothing is stored: the handler is dropped, and the run
+    /// begins anew at its stored checkpoint, after a backoff (1 s, doubling to 60 s), with a fresh handler of the
+    /// factory. Without a factory it ends with `Stopped(HandlerFailed)`.
+    ///
+    /// # Cancel safety
+    /// The future is dropped in the middle when the grace of a pause or shutdown has run out.
+    fn flush(&mut self, through: Checkpoint) -> impl Future<Output = Result<Checkpoint, Failure>> + Send {
+        async { Ok(through) }
+    }
+
+    /// The run ends, and `through` is what it would store last. The answer is stored instead: `through`, or less where
+    /// more is to come again, but never less than what is stored already, and never more than was delivered. Default:
+    /// `through`. It is not called when the id was taken over, or the record deleted.
+    ///
+    /// # Errors
+    /// An error is logged: it stores nothing and stops nothing.
+    ///
+    /// # Cancel safety
+    /// The future is dropped in the middle when the grace of the shutdown has run out.
+    fn released(&mut self, through: Checkpoint) -> impl Future<Output = Result<Checkpoint, Failure>> + Send {
+        async { Ok(through) }
+    }
 }
 
 impl<F, Fut> Handler for F
@@ -62,6 +123,10 @@ where
 {
     fn handle(&mut self, delivery: Delivery) -> impl Future<Output = Result<(), Failure>> + Send {
         self(delivery)
+    }
+
+    fn buffers(&self) -> bool {
+        false
     }
 }
 

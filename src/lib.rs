@@ -87,6 +87,7 @@ mod delivery;
 mod error;
 mod event;
 mod filter;
+mod hold;
 mod ids;
 mod letter;
 mod on_failure;
@@ -94,6 +95,7 @@ mod reason;
 mod start;
 
 // Seams: what a backend implements.
+mod audit;
 mod batch_handler;
 mod dead_letter;
 mod handler;
@@ -123,6 +125,7 @@ pub use bson;
 pub use bytes;
 pub use mongodb;
 
+pub use audit::{AUDITED, Gap, Note, Skipped};
 pub use backoff::Backoff;
 pub use batch_handler::{BatchFailure, BatchHandler, BatchLimits};
 pub use checkpoint::{BadToken, Checkpoint, Kind, Token};
@@ -133,6 +136,7 @@ pub use error::{DeadLetterError, DecodeError, SourceError, StorageError, Subscri
 pub use event::{ChangeEvent, Operation, SplitEvent, TruncatedArray, UpdateDescription};
 pub use filter::{Field, Filter};
 pub use handler::{Failure, Handler, Verdict};
+pub use hold::{Declared, Hold, Mark};
 pub use ids::{Epoch, Fence, InvalidId, Namespace, Owner, Ownership, SubscriptionId};
 pub use letter::{
     DocumentKey, EvictOutcome, HoldOutcome, Letter, LetterKind, MAX_LETTERS, MAX_SEQUENCES, NewLetter, ParkingLimit,
@@ -147,6 +151,7 @@ pub use mongo::{
 };
 pub use on_failure::{OnFailure, Retries, Then};
 pub use reason::Reason;
+pub use run::changes::OnInvalidate;
 pub use run::policy::{SaveMode, SavePolicy};
 pub use run::settings::Options;
 pub use start::{Start, StartAt};

@@ -101,6 +101,24 @@ pub trait SubscriptionModel: Clone + Send + Sync + 'static {
     /// # Cancel safety
     /// Nothing is lost by dropping it.
     fn identity(&self) -> impl Future<Output = Result<Identity, SourceError>> + Send;
+
+    /// Whether the source's own history from a position to the head as it is now shows the end of the collection with
+    /// this UUID (32 hex digits): that it was dropped, renamed, or replaced by another one that was renamed over it. It
+    /// explains why a collection has another UUID than before. Default: `false`, nothing is explained.
+    ///
+    /// # Errors
+    /// [`SourceError`] when the history could not be read, or is no longer there.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping it.
+    fn ended_since(
+        &self,
+        from: &Checkpoint,
+        collection_uuid: &str,
+    ) -> impl Future<Output = Result<bool, SourceError>> + Send {
+        let _ = (from, collection_uuid);
+        std::future::ready(Ok(false))
+    }
 }
 
 /// Hands out what was read, in feed order. Its reading goes on in a task of the model's own.

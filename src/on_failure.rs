@@ -61,8 +61,8 @@ impl OnFailure {
         Self::default()
     }
 
-    /// `n` retries *after* the first attempt: n + 1 attempts in all; 0 is none. They are counted by the run: a restart, a
-    /// pause and a stall begin at the first attempt again.
+    /// `n` retries *after* the first attempt: n + 1 attempts in all; 0 is none. They are counted by the run, through pauses,
+    /// stalls and new handlers; a start begins at the first attempt again.
     ///
     /// Of a batch the event behind the settled part has failed. Before the policy takes it away it is tried once alone,
     /// in a call of its own, so that the failure of a whole batch is never put down to an innocent first event.

@@ -47,6 +47,13 @@ pub enum Reason {
         /// The last error.
         error: String,
     },
+    /// The handler has been flushing for longer than 30 s. Goes on by itself, when it has.
+    #[error("the handler has been flushing since {since}; it is waited for, and nothing is handled meanwhile")]
+    Flushing {
+        /// Since when, on this process's clock.
+        #[serde(serialize_with = "as_plain_text")]
+        since: DateTime,
+    },
     /// A privilege is missing. Asked again slowly: a revoke and a grant happen.
     #[error("not authorised: grant {action} on {resource}")]
     Unauthorized {
@@ -202,6 +209,7 @@ impl Reason {
             Self::SourceUnavailable { .. } => "source_unavailable",
             Self::StorageUnavailable { .. } => "storage_unavailable",
             Self::HandlerFailing { .. } => "handler_failing",
+            Self::Flushing { .. } => "flushing",
             Self::Unauthorized { .. } => "unauthorized",
             Self::HistoryLost { .. } => "history_lost",
             Self::SourceChanged { .. } => "source_changed",
@@ -220,6 +228,11 @@ impl Reason {
             Self::NotAReplicaSet => "not_a_replica_set",
         }
     }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's serialize_with passes the field by reference")]
+fn as_plain_text<S: Serializer>(at: &DateTime, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(at)
 }
 
 #[allow(clippy::ref_option, reason = "serde's serialize_with passes the field by reference")]

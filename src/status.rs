@@ -102,6 +102,8 @@ pub struct Status {
     /// Since when the event in hand is with the handler, retries included (this process's clock).
     #[serde(serialize_with = "as_text")]
     pub in_hand_since: Option<DateTime>,
+    /// Under a hold, what it keeps from being stored.
+    pub held: Option<Held>,
     /// Events taken from the reader.
     pub events: u64,
     /// Events handed out, each counted once however often it was tried: to the handler, or to be parked.
@@ -127,6 +129,22 @@ pub struct Status {
     pub not_ahead: u64,
 }
 
+/// What a hold keeps from being stored: something was handled behind the last position declared durable.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Held {
+    /// Since when (this process's clock).
+    #[serde(serialize_with = "as_plain_text")]
+    pub since: DateTime,
+    /// The last position declared durable.
+    pub mark: Option<Checkpoint>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's serialize_with passes the field by reference")]
+fn as_plain_text<S: serde::Serializer>(at: &DateTime, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(at)
+}
+
 #[allow(clippy::ref_option, reason = "serde's serialize_with passes the field by reference")]
 fn as_text<S: serde::Serializer>(at: &Option<DateTime>, serializer: S) -> Result<S::Ok, S::Error> {
     at.map(|at| at.to_string()).serialize(serializer)
@@ -145,6 +163,7 @@ impl Status {
             saved: None,
             saved_at: None,
             in_hand_since: None,
+            held: None,
             events: 0,
             delivered: 0,
             settled: 0,
@@ -182,6 +201,8 @@ pub(crate) enum Phase {
 pub(crate) struct Conditions {
     pub(crate) phase: Phase,
     pub(crate) handler: Option<Reason>,
+    /// The handler flushes for long.
+    pub(crate) flushing: Option<Reason>,
     pub(crate) storage: Option<Reason>,
     /// Why a dead letter is not stored yet.
     pub(crate) letters: Option<Reason>,
@@ -195,8 +216,8 @@ pub(crate) struct Conditions {
 impl Conditions {
     /// The one state that says most about what a person would want to know.
     fn state(&self) -> State {
-        let Self { handler, letters, storage, opening, source, .. } = self;
-        let retrying = [handler, letters, storage, opening, source].into_iter().find_map(Option::as_ref);
+        let Self { handler, flushing, letters, storage, opening, source, .. } = self;
+        let retrying = [handler, flushing, letters, storage, opening, source].into_iter().find_map(Option::as_ref);
         match (&self.phase, retrying) {
             (Phase::Stopped(reason), _) => State::Stopped(reason.clone()),
             (Phase::Stalled(reason), _) => State::Stalled(reason.clone()),
@@ -240,6 +261,7 @@ impl Board {
         let conditions = Conditions {
             phase: Phase::Starting,
             handler: None,
+            flushing: None,
             storage: None,
             letters: None,
             source: None,
@@ -265,6 +287,10 @@ impl Board {
 
     pub(crate) fn lag(&self) -> Option<Duration> {
         self.live().status.lag_now()
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.live().status.held.is_some()
     }
 
     /// Changes figures; the state stays.
@@ -352,6 +378,7 @@ mod tests {
         let mut conditions = Conditions {
             phase: Phase::Running,
             handler: None,
+            flushing: None,
             storage: Some(storage.clone()),
             letters: None,
             source: Some(source.clone()),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bson::{DateTime, Timestamp};
 
+use crate::audit::{Gap, Note, Skipped, append};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::StorageError;
 use crate::ids::{Epoch, Fence, Namespace, Owner, Ownership, SubscriptionId};
@@ -51,6 +52,8 @@ pub trait CheckpointStorage: Clone + Send + Sync + 'static {
     fn claim(&self, claim: &Claim) -> impl Future<Output = Result<ClaimOutcome, StorageError>> + Send;
 
     /// Stores a position, if the record is still the owner's and the position is not behind. Never makes a record.
+    /// A note is appended by the same write, unless it is the last of its kind already; the newest
+    /// [`AUDITED`](crate::AUDITED) of each kind are kept, by later saves and claims too.
     ///
     /// # Errors
     /// [`StorageError`]; after `Unavailable` the outcome is unknown, and saving the same again is harmless.
@@ -124,6 +127,10 @@ pub struct Record {
     pub source: Option<Source>,
     /// Whether the last run ended cleanly, with everything it had delivered stored.
     pub clean: bool,
+    /// The newest gaps in its history, oldest first.
+    pub gaps: Vec<Gap>,
+    /// The newest skips by hand, oldest first.
+    pub skips: Vec<Skipped>,
 }
 
 impl Record {
@@ -141,6 +148,23 @@ impl Record {
             pipeline: None,
             source: None,
             clean: false,
+            gaps: Vec::new(),
+            skips: Vec::new(),
+        }
+    }
+
+    /// Takes a note in, as a save that brings it does at this time: unless it is the last of its kind, and the newest
+    /// [`AUDITED`](crate::AUDITED) are kept.
+    pub fn note(&mut self, note: &Note, at: DateTime) {
+        match note.clone() {
+            Note::Gap(gap) => {
+                let gap = Gap { at: Some(at), ..gap };
+                append(&mut self.gaps, gap, |a, b| (&a.from, &a.to) == (&b.from, &b.to));
+            }
+            Note::Skipped(skipped) => {
+                let skipped = Skipped { at: Some(at), ..skipped };
+                append(&mut self.skips, skipped, |a, b| (&a.from, &a.through) == (&b.from, &b.through));
+            }
         }
     }
 
@@ -264,12 +288,24 @@ pub struct Save {
     pub source: Option<Source>,
     /// Whether the run ends here with everything it has delivered stored.
     pub clean: bool,
+    /// What is to be kept of the events before the position that were not delivered. Default: nothing.
+    pub note: Option<Note>,
 }
 
 impl Save {
     /// An event's position, with nothing known beside it.
     pub fn new(id: SubscriptionId, ownership: Ownership, epoch: Epoch, position: Checkpoint) -> Self {
-        Self { id, ownership, epoch, position, kind: Kind::Event, pipeline: None, source: None, clean: false }
+        Self {
+            id,
+            ownership,
+            epoch,
+            position,
+            kind: Kind::Event,
+            pipeline: None,
+            source: None,
+            clean: false,
+            note: None,
+        }
     }
 
     /// The fence it is saved under.

@@ -7,6 +7,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::SubscriptionError;
+use crate::hold::Hold;
 use crate::ids::SubscriptionId;
 use crate::reason::Reason;
 use crate::run::durable::{Command, Reply};
@@ -47,12 +48,18 @@ struct Inner {
     /// As it is published, and as it is while the run lasts.
     status: watch::Receiver<Status>,
     board: Weak<Board>,
+    hold: Hold,
 }
 
 impl Subscription {
-    pub(crate) fn new(id: SubscriptionId, commands: mpsc::UnboundedSender<Command>, board: &Arc<Board>) -> Self {
+    pub(crate) fn new(
+        id: SubscriptionId,
+        commands: mpsc::UnboundedSender<Command>,
+        board: &Arc<Board>,
+        hold: Hold,
+    ) -> Self {
         let (status, board) = (board.subscribe(), Arc::downgrade(board));
-        Self { inner: Arc::new(Inner { id, commands, status, board }) }
+        Self { inner: Arc::new(Inner { id, commands, status, board, hold }) }
     }
 
     /// The subscription's id.
@@ -70,6 +77,12 @@ impl Subscription {
     /// at most 10 ms later.
     pub fn watch(&self) -> watch::Receiver<Status> {
         self.inner.status.clone()
+    }
+
+    /// The run's hold, to declare what is durable; the same one its handler has. Without
+    /// [`.hold()`](crate::Subscribe::hold) declaring changes nothing.
+    pub fn hold(&self) -> &Hold {
+        &self.inner.hold
     }
 
     /// Whether it has stopped.

@@ -15,14 +15,17 @@ use crate::dead_letter::DeadLetterStorage;
 use crate::delivery::Delivery;
 use crate::error::SubscribeError;
 use crate::filter::Filter;
+use crate::hold::Hold;
 use crate::ids::{Owner, SubscriptionId};
 use crate::metrics;
 use crate::model::{Plan, SubscriptionModel};
 use crate::on_failure::OnFailure;
+use crate::reason::Reason;
+use crate::run::changes::OnInvalidate;
 use crate::run::deliver::{Deliver, Signals};
 use crate::run::desk::Desk;
 use crate::run::durable::Run;
-use crate::run::failing::Parked;
+use crate::run::failing::{Failing, Parked, PutBy};
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::Opening;
 use crate::run::policy::{SaveMode, SavePolicy};
@@ -59,10 +62,20 @@ pub struct Subscribe<M, S> {
     pub(super) work: MakeWork,
     pub(super) filter: Filter,
     pub(super) start_at: StartAt,
+    pub(super) held: bool,
 }
 
 impl<M, S> Subscribe<M, S> {
     option_setters!();
+
+    /// Stores only what the handler has declared durable ([`Hold`](crate::Hold)), never what was merely handled. Default:
+    /// what was handled is stored.
+    ///
+    /// After a kill everything behind the last declaration comes again. What is never declared is never stored.
+    pub fn hold(mut self) -> Self {
+        self.held = true;
+        self
+    }
 
     /// Which events to read. Default: every one. An `invalidate` always gets through.
     ///
@@ -137,18 +150,39 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
         };
         let saver =
             Saver::new(self.inner.storage.clone(), template, settings.save_mode, settings.quiet_interval, stored);
+        let desk = Desk::new(ownership.fence, from.clone(), settings.save.clone(), settings.quiet_interval.is_some());
+        let desk = Arc::new(desk);
+        let mut work = (self.work)();
+        if self.held {
+            desk.hold();
+        }
+        let barrier = work.buffers();
+        if barrier {
+            desk.put_up_barrier();
+        }
+        let hold = Hold { positions: desk.clone() };
+        if let Err(error) = work.claimed(from.clone(), hold.clone()).await {
+            let position = from.unwrap_or_else(|| Checkpoint::Text("".into()));
+            let reason = Reason::HandlerFailed { position, attempts: 1, error };
+            return Err(SubscribeError::Refused { id, reason });
+        }
         let deliver = Deliver {
             opening: Opening { id: id.clone(), model: self.inner.model.clone(), plan },
             id: id.clone(),
             ownership,
-            desk: Arc::new(Desk::new(from, settings.save.clone(), settings.quiet_interval.is_some())),
+            epoch,
+            desk,
             board: board.clone(),
-            work: (self.work)(),
+            work,
+            barrier,
+            told: true,
+            anew: None,
             maybe_seen: MaybeSeen::up_to(repeats_until),
             taken: None,
             counted: None,
             handed_out: None,
-            epoch,
+            put_by: PutBy::default(),
+            failing: Failing::default(),
             parked: Parked::default(),
             yielded: None,
             signals: Signals::default(),
@@ -167,7 +201,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             });
         }
         let (commands, receiver) = mpsc::unbounded_channel();
-        let subscription = Subscription::new(id, commands, &board);
+        let subscription = Subscription::new(id, commands, &board, hold);
         tokio::spawn(board.clone().publish());
         tokio::spawn(metrics::publish(board.subscribe()));
         tokio::spawn(Run::new(deliver, self.inner.storage.clone(), saver, receiver).run(reader));

@@ -15,6 +15,7 @@ use crate::delivery::{Context, Delivery};
 use crate::error::{DeadLetterError, StorageError};
 use crate::event::ChangeEvent;
 use crate::handler::{Failure, Handler, Verdict};
+use crate::hold::Hold;
 use crate::ids::{Fence, Owner, SubscriptionId};
 use crate::letter::{DocumentKey, EvictOutcome, HoldOutcome, Letter, LetterKind, RemoveOutcome, Sequence};
 use crate::model::SubscriptionModel;
@@ -92,6 +93,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
     /// at least once, as everywhere. A delivery's `attempt` counts the failed attempts before it, its fence is that of
     /// the newest claim when the retry began.
     ///
+    /// A letter is done when the handler has returned `Ok` and, if it [`buffers`](Handler::buffers), has flushed; its
+    /// `claimed` is called before the first one, its `released` never. A hold is not waited for.
+    ///
     /// ```
     /// # use mongosub::memory::{self, MemoryCheckpointStorage, MemoryDeadLetterStorage, MemoryModel};
     /// # use mongosub::{Failure, bson::doc};
@@ -136,12 +140,12 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
         let storage = |source| DeadLetterError::Storage { id: id.clone(), source };
         let record = self.storage().read(&id).await.map_err(storage)?;
         let fence = record.and_then(|record| record.ownership).map_or(Fence(0), |ownership| ownership.fence);
-        let context = Context { subscription: id.clone(), fence, cancelled: CancellationToken::new() };
         let held = Held { letters, id, key: key.clone(), owner: Owner::fresh() };
         held.hold().await?;
         let mut retry = Retry {
-            context: Arc::new(context),
+            fence,
             work: Box::new(HandlerWork::of(handler)),
+            told: false,
             outcome: Retried { handled: 0, skipped: 0, failed: None },
         };
         let ended = retry.run(&held).await;
@@ -196,8 +200,10 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
 
 /// A retry of one document.
 struct Retry {
-    context: Arc<Context>,
+    fence: Fence,
     work: Box<dyn Work>,
+    /// The handler knows that it begins.
+    told: bool,
     outcome: Retried,
 }
 
@@ -243,18 +249,45 @@ impl Retry {
         let event = held.letters.dyn_event(letter).await.map_err(|source| held.storage(source))?;
         let Some(event) = event else { return Err(held.lost()) };
         let event = readable(letter, event).map_err(|source| held.storage(source))?;
-        let mut delivery = Delivery::new(event, letter.position.clone(), true, self.context.clone());
-        delivery.attempt = letter.attempts.saturating_add(1);
-        let delivery = [delivery];
-        let done = tokio::select! {
-            biased;
-            done = self.work.work(&delivery) => done,
-            error = held.keep() => return Err(error),
+        let context = Context {
+            subscription: held.id.clone(),
+            fence: self.fence,
+            epoch: letter.epoch,
+            hold: Hold::of_nobody(self.fence),
+            cancelled: CancellationToken::new(),
         };
-        Ok(match done.settled {
-            0 => Some(done.failed.unwrap_or_else(|| "it did not settle the event".into())),
-            _ => None,
-        })
+        let mut delivery = Delivery::new(event, letter.position.clone(), true, Arc::new(context));
+        delivery.attempt = letter.attempts.saturating_add(1);
+        tokio::select! {
+            biased;
+            failure = self.call(delivery) => Ok(failure),
+            error = held.keep() => Err(error),
+        }
+    }
+
+    /// Has the handler handle a letter, and flush it if it keeps effects back.
+    async fn call(&mut self, delivery: Delivery) -> Option<Failure> {
+        if !self.told {
+            self.told = true;
+            if let Err(error) = self.work.claimed(None, delivery.hold().clone()).await {
+                return Some(error.into());
+            }
+        }
+        let position = delivery.position.clone();
+        let done = self.work.work(&[delivery]).await;
+        if done.settled == 0 {
+            return Some(done.failed.unwrap_or_else(|| "it did not settle the event".into()));
+        }
+        if !self.work.buffers() {
+            return None;
+        }
+        match self.work.flush(position.clone()).await {
+            Ok(through) if position.is_beyond(&through) => {
+                Some(format!("its flush answered {through}, which does not cover {position}").into())
+            }
+            Ok(_) => None,
+            Err(error) => Some(error.into()),
+        }
     }
 }
 

@@ -25,6 +25,7 @@ use crate::ids::SubscriptionId;
 use crate::model::SubscriptionModel;
 use crate::on_failure::OnFailure;
 use crate::registry::Registry;
+use crate::run::changes::OnInvalidate;
 use crate::run::policy::{SaveMode, SavePolicy};
 use crate::run::settings::Options;
 use crate::run::work::{BatchWork, HandlerWork};
@@ -193,6 +194,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
             work,
             filter: Filter::default(),
             start_at: StartAt::default(),
+            held: false,
         }
     }
 

@@ -92,6 +92,13 @@ macro_rules! option_setters {
             self.options.park_later_events = Some(park);
             self
         }
+
+        /// What follows when what it watches was dropped or renamed, once everything up to the `invalidate` is
+        /// delivered. Default: [`OnInvalidate::Continue`], which goes on with whatever bears the name afterwards.
+        pub fn on_invalidate(mut self, on_invalidate: OnInvalidate) -> Self {
+            self.options.on_invalidate = Some(on_invalidate);
+            self
+        }
     };
 }
 

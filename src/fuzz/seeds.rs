@@ -43,11 +43,22 @@ fn records() -> Vec<Document> {
         "kind": "event", "clusterTime": time, "savedAt": DateTime::from_millis(2), "pipeline": "ab12", "source": source,
         "clean": true,
     };
+    let mut noted = ours.clone();
+    let at = DateTime::from_millis(3);
+    noted.insert("gaps", vec![doc! { "from": TOKEN, "to": "17.1", "scope": "database", "db": "shop", "at": at }]);
+    noted.insert(
+        "skips",
+        vec![
+            doc! { "from": "17.1", "through": LATER, "reason": "bad", "by": "host:1:a", "at": at },
+            doc! { "from": null, "through": QUIET, "reason": "worse", "by": "host:1:b", "at": at },
+        ],
+    );
     let claimed = doc! { "schema": 1, "fence": 7, "owner": "host:1:a", "source": { "scope": "deployment" } };
     vec![
         doc! { "_id": "a", "resumeToken": { "_data": TOKEN }, "version": 2_i64, "mongosub": ours.clone() },
         doc! { "_id": "a", "operationTime": time, "mongosub": ours.clone() },
-        doc! { "_id": "a", "checkpoint": "line 17", "mongosub": ours },
+        doc! { "_id": "a", "checkpoint": "line 17", "mongosub": ours.clone() },
+        doc! { "_id": "a", "operationTime": time, "mongosub": noted },
         doc! { "_id": "a", "mongosub": claimed },
         doc! { "_id": "a", "resumeToken": { "_data": TOKEN.to_lowercase(), "_typeBits": 1 } },
         doc! { "_id": "a", "checkpoint": &texts()[0] },

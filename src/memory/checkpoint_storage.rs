@@ -122,6 +122,9 @@ impl CheckpointStorage for MemoryCheckpointStorage {
         record.pipeline.clone_from(&save.pipeline);
         record.source.clone_from(&save.source);
         record.clean = save.clean;
+        if let Some(note) = &save.note {
+            record.note(note, now);
+        }
         Ok(SaveOutcome::Saved { at: Some(now) })
     }
 

@@ -8,7 +8,8 @@ use tokio_util::sync::CancellationToken;
 use crate::checkpoint::Token;
 use crate::delivery::{Context, Delivery};
 use crate::event::{ChangeEvent, Operation};
-use crate::ids::{Fence, Namespace, SubscriptionId};
+use crate::hold::Hold;
+use crate::ids::{Epoch, Fence, Namespace, SubscriptionId};
 use crate::memory::feed;
 
 /// A change event in the making; [`MemoryModel::push`](crate::memory::MemoryModel::push) takes it and gives it its
@@ -147,6 +148,7 @@ pub fn delivery(event: impl Into<ChangeEvent>) -> Delivery {
     let event = event.into();
     let position = event.position().expect("an event with a token");
     let subscription = SubscriptionId::new("memory").expect("a valid id");
-    let context = Context { subscription, fence: Fence(1), cancelled: CancellationToken::new() };
+    let hold = Hold::of_nobody(Fence(1));
+    let context = Context { subscription, fence: Fence(1), epoch: Epoch(1), hold, cancelled: CancellationToken::new() };
     Delivery::new(event, position, false, Arc::new(context))
 }

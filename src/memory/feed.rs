@@ -132,6 +132,13 @@ impl Feed {
         Ok(self.first + index as u64)
     }
 
+    /// Whether an `invalidate` of a collection lies beyond a position.
+    pub(super) fn shows_end_of(&self, from: &Checkpoint, uuid: &str) -> Result<bool, Dropped> {
+        let behind = usize::try_from(self.after(from)? - self.first).unwrap_or(usize::MAX);
+        let mut positions = self.entries.iter().skip(behind).filter_map(Entry::position);
+        Ok(positions.any(|position| position.is_invalidate() && position.collection_uuid() == Some(uuid)))
+    }
+
     /// Whether a position can be opened; a feed that has dropped nothing can from any time on.
     pub(super) fn is_readable(&self, position: &Checkpoint) -> bool {
         self.oldest == BEGINNING || position.cluster_time().is_some_and(|time| time >= self.oldest)

@@ -10,7 +10,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{SourceError, SubscribeError};
 use crate::event::ChangeEvent;
 use crate::memory::events::{MemoryEvent, event};
-use crate::memory::feed::{Dropped, Entry, UUID, invalidate_token, next_time};
+use crate::memory::feed::{Dropped, Entry, invalidate_token, next_time};
 use crate::memory::reader::MemoryReader;
 use crate::memory::script::{Call, Script, Shared};
 use crate::model::{Fingerprint, Identity, Plan, Reopening, SourceState, SubscriptionModel};
@@ -90,7 +90,7 @@ impl MemoryModel {
     pub fn push_raw(&self, event: ChangeEvent) -> Checkpoint {
         self.change(|script| {
             script.feed.advance_to(next_time(script.feed.time));
-            let position = script.feed.token_now(0, UUID);
+            let position = script.feed.token_now(0, &script.uuid);
             script.feed.push(Entry::Event { event, position: position.clone() });
             Checkpoint::Token(position)
         })
@@ -115,11 +115,21 @@ impl MemoryModel {
         self.change(|script| {
             let time = next_time(script.feed.time);
             script.feed.advance_to(time);
-            let position = invalidate_token(time, UUID);
+            let position = invalidate_token(time, &script.uuid);
             let event = event(crate::Operation::Invalidate).without("ns").at(&position);
             script.feed.push(Entry::Event { event, position: position.clone() });
             Checkpoint::Token(position)
         })
+    }
+
+    /// The collection was made anew, behind an [`invalidate`](Self::invalidate): what is pushed from now on carries this
+    /// UUID, 32 hex digits, and so does `identity`.
+    pub fn recreate(&self, uuid: impl Into<String>) {
+        let uuid = uuid.into();
+        self.change(|script| {
+            script.identity.collection_uuid = Some(uuid.clone());
+            script.uuid = uuid;
+        });
     }
 
     /// Ends the feed: readers that have handed out everything answer `None`.
@@ -223,6 +233,17 @@ impl MemoryModel {
     /// named `memory`.
     pub fn set_identity(&self, identity: Identity) {
         self.change(|script| script.identity = identity);
+    }
+
+    /// The history shows the end of the collection with this UUID: `ended_since` answers `true` for it, from any position.
+    /// It does so without, from a position before an [`invalidate`](Self::invalidate) of that collection.
+    pub fn show_end_of(&self, collection_uuid: &str) {
+        self.change(|script| script.ended.insert(collection_uuid.to_owned()));
+    }
+
+    /// The next call of `ended_since` fails.
+    pub fn fail_ended_since(&self, error: SourceError) {
+        self.fail(Call::EndedSince, error, 1);
     }
 
     /// Whether updates are taken to carry a full document. Default: false, and a filter that needs one is refused.
@@ -350,5 +371,15 @@ impl SubscriptionModel for MemoryModel {
 
     async fn identity(&self) -> Result<Identity, SourceError> {
         self.answer(Call::Identity, |script| script.identity.clone())
+    }
+
+    async fn ended_since(&self, from: &Checkpoint, collection_uuid: &str) -> Result<bool, SourceError> {
+        self.answer(Call::EndedSince, |script| match script.feed.shows_end_of(from, collection_uuid) {
+            Ok(shows) => Ok(shows || script.ended.contains(collection_uuid)),
+            Err(Dropped) => {
+                let oldest = Some(Checkpoint::Time(script.feed.oldest));
+                Err(SourceError::Refused(Reason::HistoryLost { position: from.clone(), oldest }))
+            }
+        })?
     }
 }

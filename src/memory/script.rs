@@ -1,6 +1,6 @@
 //! What a test sets and sees of a scripted model, shared by its clones and readers.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bson::Timestamp;
@@ -37,6 +37,10 @@ pub(super) struct Script {
     pub(super) tells_time: bool,
     pub(super) full_document: bool,
     pub(super) identity: Identity,
+    /// What the tokens of events carry.
+    pub(super) uuid: String,
+    /// The UUIDs of collections whose end the history shows.
+    pub(super) ended: HashSet<String>,
 }
 
 /// What can fail.
@@ -47,6 +51,7 @@ pub(super) enum Call {
     Head,
     Earliest,
     Identity,
+    EndedSince,
 }
 
 impl Default for Shared {
@@ -68,6 +73,8 @@ impl Default for Shared {
             tells_time: true,
             full_document: false,
             identity,
+            uuid: UUID.into(),
+            ended: HashSet::new(),
         };
         Self { script: Mutex::new(script), changed: watch::Sender::new(()) }
     }
@@ -81,7 +88,7 @@ impl Shared {
 
 impl Script {
     pub(super) fn append(&mut self, event: MemoryEvent, index: u32) -> Checkpoint {
-        let position = self.feed.token_now(index, UUID);
+        let position = self.feed.token_now(index, &self.uuid);
         self.feed.push(Entry::Event { event: event.at(&position), position: position.clone() });
         Checkpoint::Token(position)
     }

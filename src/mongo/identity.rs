@@ -5,6 +5,7 @@ use bson::{Bson, doc, spec::BinarySubtype};
 use super::classify::Fault;
 use super::hello::{hello, on_primary};
 use super::open::Source;
+use super::token::hex;
 use crate::ids::Namespace;
 use crate::model::{Identity, Scope};
 
@@ -34,10 +35,7 @@ async fn uuid(source: &Source, namespace: &Namespace) -> Result<Option<String>, 
     let info = found.ok().and_then(|found| found.first()).and_then(Bson::as_document);
     let uuid = info.and_then(|collection| collection.get_document("info").ok()).and_then(|info| info.get("uuid"));
     Ok(match uuid {
-        Some(Bson::Binary(uuid)) if uuid.subtype == BinarySubtype::Uuid => {
-            let digit = |half: u8| char::from_digit(half.into(), 16).unwrap_or_default().to_ascii_uppercase();
-            Some(uuid.bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect())
-        }
+        Some(Bson::Binary(uuid)) if uuid.subtype == BinarySubtype::Uuid => Some(hex(&uuid.bytes)),
         _ => None,
     })
 }

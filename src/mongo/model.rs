@@ -10,7 +10,7 @@ use mongodb::{Client, Collection, Database};
 use super::open::Source;
 use super::pool::ConnectionPool;
 use super::reader::ChangeStreamReader;
-use super::{identity, present, stages, task};
+use super::{identity, present, probe, stages, task};
 use crate::checkpoint::Checkpoint;
 use crate::error::{SourceError, SubscribeError};
 use crate::ids::Namespace;
@@ -303,6 +303,17 @@ impl SubscriptionModel for ChangeStreamModel {
     async fn identity(&self) -> Result<Identity, SourceError> {
         let source = self.source(&[], &[]);
         identity::identity(&source).await.map_err(|fault| source.error(fault, None))
+    }
+
+    /// A rename over the collection is explained by the expanded event of a server 6.0; before that only when the oplog
+    /// still has an event of the collection that was replaced.
+    async fn ended_since(&self, from: &Checkpoint, collection_uuid: &str) -> Result<bool, SourceError> {
+        let source = self.source(&[], &[]);
+        let ended = probe::ended_since(&source, from, collection_uuid).await;
+        match ended.map_err(|fault| source.error(fault, Some(from))) {
+            Err(error) => Err(task::name_the_oldest(&source, error).await),
+            ended => ended,
+        }
     }
 }
 

@@ -7,9 +7,11 @@
 use std::collections::HashSet;
 
 use bson::raw::RawElement;
+use bson::spec::ElementType;
 use bson::{Bson, DateTime, Document, RawBsonRef, RawDocument, Timestamp, doc};
 
 use super::occurrent;
+use crate::audit::{Gap, Note, Skipped};
 use crate::checkpoint::{Checkpoint, Kind, Token};
 use crate::error::StorageError;
 use crate::ids::{Epoch, Fence, Namespace, Owner, Ownership, SubscriptionId};
@@ -28,6 +30,8 @@ pub(super) const RESUME_TOKEN: &str = "resumeToken";
 pub(super) const OPERATION_TIME: &str = "operationTime";
 pub(super) const CHECKPOINT: &str = "checkpoint";
 pub(super) const LEGACY_CHECKPOINT: &str = "subscriptionPosition";
+pub(super) const GAPS: &str = "gaps";
+pub(super) const SKIPS: &str = "skips";
 pub(super) const POSITIONS: [&str; 4] = [RESUME_TOKEN, OPERATION_TIME, CHECKPOINT, LEGACY_CHECKPOINT];
 
 /// The field a position is stored in, and what is stored there.
@@ -41,13 +45,7 @@ pub(crate) fn encode_position(position: &Checkpoint) -> (&'static str, Bson) {
 
 /// A source as it is stored.
 pub(crate) fn encode_source(source: &Source) -> Document {
-    let mut stored = match &source.scope {
-        Scope::Collection(namespace) => {
-            doc! { "scope": "collection", "db": &namespace.db, "collection": &namespace.collection }
-        }
-        Scope::Database { db } => doc! { "scope": "database", "db": db },
-        Scope::Deployment => doc! { "scope": "deployment" },
-    };
+    let mut stored = encode_scope(&source.scope);
     if let Some(uuid) = &source.collection_uuid {
         stored.insert("collectionUUID", uuid);
     }
@@ -55,6 +53,34 @@ pub(crate) fn encode_source(source: &Source) -> Document {
         stored.insert("setName", name);
     }
     stored
+}
+
+fn encode_scope(scope: &Scope) -> Document {
+    match scope {
+        Scope::Collection(namespace) => {
+            doc! { "scope": "collection", "db": &namespace.db, "collection": &namespace.collection }
+        }
+        Scope::Database { db } => doc! { "scope": "database", "db": db },
+        Scope::Deployment => doc! { "scope": "deployment" },
+    }
+}
+
+/// A note as it is stored, but for its time: the list it goes to, its fields, and which of them tell it from others.
+/// Positions stand there as text, for people.
+pub(crate) fn encode_note(note: &Note) -> (&'static str, Document, [&'static str; 2]) {
+    match note {
+        Note::Gap(gap) => {
+            let mut stored = doc! { "from": gap.from.to_string(), "to": gap.to.to_string() };
+            stored.extend(encode_scope(&gap.scope));
+            (GAPS, stored, ["from", "to"])
+        }
+        Note::Skipped(skipped) => {
+            let from = skipped.from.as_ref().map(ToString::to_string);
+            let through = skipped.through.to_string();
+            let (reason, by) = (&skipped.reason, skipped.by.as_str());
+            (SKIPS, doc! { "from": from, "through": through, "reason": reason, "by": by }, ["from", "through"])
+        }
+    }
 }
 
 /// Reads a record.
@@ -101,6 +127,8 @@ fn decode_fields(id: &SubscriptionId, stored: &RawDocument) -> Result<Record, Wr
         record.pipeline = ours.text("pipeline")?.map(|pipeline| Fingerprint(pipeline.to_owned()));
         record.source = ours.document("source")?.map(decode_source).transpose()?;
         record.clean = ours.boolean("clean")?.unwrap_or(false);
+        record.gaps = ours.list(GAPS, decode_gap)?;
+        record.skips = ours.list(SKIPS, decode_skipped)?;
     }
     record.position = decode_position(&root, record.epoch.is_some())?;
     Ok(record)
@@ -136,15 +164,40 @@ fn decode_position(root: &Fields<'_>, is_ours: bool) -> Result<Option<Checkpoint
     Ok(Some(position))
 }
 
-fn decode_source(stored: &RawDocument) -> Result<Source, Wrong> {
-    let source = Fields::of(stored, "mongosub.source.")?;
+fn decode_scope(source: &Fields<'_>) -> Result<Scope, Wrong> {
     let named = |field| source.required(field, source.text(field)?).map(str::to_owned);
-    let scope = match named("scope")?.as_str() {
+    Ok(match named("scope")?.as_str() {
         "collection" => Scope::Collection(Namespace { db: named("db")?, collection: named("collection")? }),
         "database" => Scope::Database { db: named("db")? },
         "deployment" => Scope::Deployment,
         other => return Err(source.wrong("scope", format!("is {other:?}, which this version does not know"))),
+    })
+}
+
+fn decode_gap(stored: &RawDocument) -> Result<Gap, Wrong> {
+    let gap = Fields::of(stored, "mongosub.gaps.")?;
+    let (from, to) = (gap.position("from")?, gap.position("to")?);
+    let mut read = Gap::new(gap.required("from", from)?, gap.required("to", to)?, decode_scope(&gap)?);
+    read.at = Some(gap.required("at", gap.date("at")?)?);
+    Ok(read)
+}
+
+fn decode_skipped(stored: &RawDocument) -> Result<Skipped, Wrong> {
+    let skipped = Fields::of(stored, "mongosub.skips.")?;
+    let text = |field| skipped.required(field, skipped.text(field)?);
+    let from = match skipped.get("from").map(RawElement::element_type) {
+        Some(ElementType::Null) => None,
+        _ => Some(skipped.required("from", skipped.position("from")?)?),
     };
+    let through = skipped.required("through", skipped.position("through")?)?;
+    let mut read = Skipped::new(from, through, text("reason")?, Owner::new(text("by")?));
+    read.at = Some(skipped.required("at", skipped.date("at")?)?);
+    Ok(read)
+}
+
+fn decode_source(stored: &RawDocument) -> Result<Source, Wrong> {
+    let source = Fields::of(stored, "mongosub.source.")?;
+    let scope = decode_scope(&source)?;
     let optional = |field| source.text(field).map(|text| text.map(str::to_owned));
     Ok(Source::new(scope, optional("collectionUUID")?, optional("setName")?))
 }
@@ -218,6 +271,25 @@ impl<'a> Fields<'a> {
 
     fn boolean(&self, field: &str) -> Result<Option<bool>, Wrong> {
         self.typed(field, "a boolean", RawBsonRef::as_bool)
+    }
+
+    /// A position by its text.
+    fn position(&self, field: &str) -> Result<Option<Checkpoint>, Wrong> {
+        let read = |text: &str| {
+            let Ok(position) = text.parse();
+            position
+        };
+        Ok(self.text(field)?.map(read))
+    }
+
+    /// An array of documents; absent is empty.
+    fn list<T>(&self, field: &str, read: impl Fn(&RawDocument) -> Result<T, Wrong>) -> Result<Vec<T>, Wrong> {
+        let Some(stored) = self.typed(field, "an array", RawBsonRef::as_array)? else { return Ok(Vec::new()) };
+        let entries = stored.into_iter().map(|entry| {
+            let entry = entry.map_err(|error| self.wrong(field, format!("is no valid BSON: {error}")))?;
+            read(entry.as_document().ok_or_else(|| self.wrong(field, "holds something that is no document"))?)
+        });
+        entries.collect()
     }
 
     fn number(&self, field: &str) -> Result<Option<i64>, Wrong> {

@@ -7,7 +7,10 @@
 use bson::{Bson, Document, Timestamp, doc};
 
 use super::occurrent::PATTERN;
-use super::record::{LARGEST, OPERATION_TIME, OURS, POSITIONS, RESUME_TOKEN, SCHEMA, encode_position, encode_source};
+use super::record::{
+    LARGEST, OPERATION_TIME, OURS, POSITIONS, RESUME_TOKEN, SCHEMA, encode_note, encode_position, encode_source,
+};
+use crate::audit::{AUDITED, Note};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::ids::{Epoch, Ownership};
 use crate::model::Fingerprint;
@@ -51,13 +54,37 @@ pub(super) fn save(save: &Save) -> Vec<Document> {
     let unknown: Vec<_> =
         ["clusterTime", "pipeline", "source"].into_iter().filter(|fact| !facts.contains_key(fact)).collect();
     let kept = if unknown.is_empty() { "$mongosub".into() } else { Bson::from(without("$mongosub", &unknown)) };
-    let ours = doc! { "$mergeObjects": [kept, literal(facts), { "savedAt": "$$NOW" }] };
+    let mut ours = vec![kept, literal(facts).into(), doc! { "savedAt": "$$NOW" }.into()];
+    ours.extend(save.note.as_ref().map(|note| Bson::from(with_note(note))));
+    let ours = doc! { "$mergeObjects": ours };
 
     let others: Vec<_> = POSITIONS.into_iter().filter(|other| *other != field).collect();
     // A record holds one position at most: if this field is there already, no other one is.
     let kept = doc! { "$cond": [is_missing(&format!("${field}")), without("$$ROOT", &others), "$$ROOT"] };
     let record = doc! { "$mergeObjects": [kept, literal(doc! { field: value }), { OURS: ours }] };
     vec![replace_if(accepted, record)]
+}
+
+/// The list that a note goes to, with the note at its end, unless it stands there: a write is made again when its answer
+/// was lost.
+fn with_note(note: &Note) -> Document {
+    let (list, stored, identity) = encode_note(note);
+    let path = format!("$mongosub.{list}");
+    let same = identity.map(|field| {
+        let value = stored.get(field).cloned().unwrap_or(Bson::Null);
+        doc! { "$eq": [format!("$$last.{field}"), literal(value)] }
+    });
+    let kept = doc! { "$ifNull": [&path, []] };
+    let note = doc! { "$mergeObjects": [literal(stored), { "at": "$$NOW" }] };
+    let newest = -i32::try_from(AUDITED).unwrap_or(i32::MAX);
+    doc! { list: { "$let": {
+        "vars": { "last": { "$arrayElemAt": [&kept, -1] } },
+        "in": { "$cond": [
+            all(same),
+            &kept,
+            { "$slice": [{ "$concatArrays": [&kept, [note]] }, newest] },
+        ] },
+    } } }
 }
 
 /// What is stored beside a position, as far as it is known.
@@ -93,6 +120,18 @@ pub(super) fn readable() -> Document {
         optional("$mongosub.pipeline", "string"),
         any([is_missing("$mongosub.source"), is_source()]),
         optional("$mongosub.clean", "bool"),
+        is_list(
+            "$mongosub.gaps",
+            [is_type("$$this.to", "string"), is_type("$$this.from", "string"), is_scope("$$this")],
+        ),
+        is_list(
+            "$mongosub.skips",
+            [
+                is_type("$$this.through", "string"),
+                is_type_in("$$this.from", &["string", "null"]),
+                all([is_type("$$this.reason", "string"), is_type("$$this.by", "string")]),
+            ],
+        ),
     ]);
     // One branch for each position field, in which the other fields have to be missing.
     let alone = |field: &str, holds: Document| {
@@ -213,17 +252,37 @@ fn is_position_text(path: &str) -> Document {
     ] }
 }
 
+/// A list of notes with a time each, or none.
+fn is_list(path: &str, tests: [Document; 3]) -> Document {
+    let mut note = vec![is_type("$$this", "object"), is_type("$$this.at", "date")];
+    note.extend(tests);
+    let each = doc! { "$map": { "input": path, "in": all(note) } };
+    doc! { "$switch": {
+        "branches": [
+            { "case": is_missing(path), "then": true },
+            { "case": is_type(path, "array"), "then": { "$allElementsTrue": [each] } },
+        ],
+        "default": false,
+    } }
+}
+
+/// The fields of a document that say what is read.
+fn is_scope(path: &str) -> Document {
+    let is_text = |field: &str| is_type(&format!("{path}.{field}"), "string");
+    let scope = |name: &str| doc! { "$eq": [format!("{path}.scope"), name] };
+    any([
+        all([scope("collection"), is_text("db"), is_text("collection")]),
+        all([scope("database"), is_text("db")]),
+        scope("deployment"),
+    ])
+}
+
 fn is_source() -> Document {
     let is_text = |field: &str| is_type(&format!("$mongosub.source.{field}"), "string");
     let is_missing = |field: &str| is_missing(&format!("$mongosub.source.{field}"));
-    let scope = |name: &str| doc! { "$eq": ["$mongosub.source.scope", name] };
     all([
         is_type("$mongosub.source", "object"),
-        any([
-            all([scope("collection"), is_text("db"), is_text("collection")]),
-            all([scope("database"), is_text("db")]),
-            scope("deployment"),
-        ]),
+        is_scope("$mongosub.source"),
         any([is_missing("collectionUUID"), is_text("collectionUUID")]),
         any([is_missing("setName"), is_text("setName")]),
     ])

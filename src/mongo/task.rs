@@ -55,7 +55,7 @@ pub(super) async fn open(source: Source, from: Option<&Checkpoint>) -> Result<Ch
 }
 
 /// Adds to lost history the oldest position there is, when that can be found out quickly.
-async fn name_the_oldest(source: &Source, error: SourceError) -> SourceError {
+pub(super) async fn name_the_oldest(source: &Source, error: SourceError) -> SourceError {
     match error {
         SourceError::Refused(Reason::HistoryLost { position, .. }) => {
             // Safe to drop: the driver's futures in it run on their own tasks.

@@ -51,6 +51,12 @@ fn shared(token: &str) -> Option<&str> {
     rest.get(..end + 2)
 }
 
+/// Bytes as a token holds them: upper-case hex digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    let digit = |half: u8| char::from_digit(half.into(), 16).unwrap_or_default().to_ascii_uppercase();
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

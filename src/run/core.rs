@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bson::DateTime;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
@@ -13,12 +14,12 @@ use crate::error::{SourceError, SubscriptionError};
 use crate::model::{SourceState, SubscriptionModel};
 use crate::reason::Reason;
 use crate::run::deliver::{Deliver, Ended, Signals};
-use crate::run::desk::Desk;
+use crate::run::desk::{Desk, View};
 use crate::run::durable::Reply;
 use crate::run::saver::{Lost, Saver};
 use crate::run::waiters::Waiters;
 use crate::run::watchdog::{Found, Watchdog};
-use crate::status::{Board, Phase};
+use crate::status::{Board, Held, Phase};
 use crate::storage::CheckpointStorage;
 
 /// Caught up at most so far behind the head, and no longer beyond the second.
@@ -37,6 +38,8 @@ pub(crate) struct Core<M: SubscriptionModel, S> {
     pub(crate) delivering: Option<JoinHandle<(Deliver<M>, Ended)>>,
     /// The delivering while it rests: paused or stalled.
     pub(crate) at_rest: Option<Deliver<M>>,
+    /// It rests because it will begin anew: what counts as settled now does not.
+    pub(crate) renewing: bool,
     opened: mpsc::UnboundedReceiver<watch::Receiver<SourceState>>,
     source: Option<watch::Receiver<SourceState>>,
     source_state: SourceState,
@@ -65,6 +68,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
             signals: deliver.signals.clone(),
             delivering: None,
             at_rest: Some(deliver),
+            renewing: false,
             opened,
             source: None,
             source_state: SourceState::default(),
@@ -75,9 +79,19 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
     /// Sets the delivering that rests to work: with an open reader, or to open one behind the last settled position.
     pub(crate) fn set_to_work(&mut self, reader: Option<M::Reader>) {
         let Some(mut deliver) = self.at_rest.take() else { return };
+        self.renewing = false;
         self.signals = Signals::default();
         deliver.begin_again(self.signals.clone());
         self.delivering = Some(tokio::spawn(deliver.run(reader)));
+    }
+
+    /// Sets the delivering that rests to have its handler flush, and let go when the run ends.
+    pub(crate) fn wind_up(&mut self, release: Option<Option<Checkpoint>>) {
+        let Some(mut deliver) = self.at_rest.take() else { return };
+        // The stop of before does not count here, the end of the grace does.
+        self.signals = Signals::default();
+        deliver.signals = self.signals.clone();
+        self.delivering = Some(tokio::spawn(deliver.wind_up(release)));
     }
 
     /// Whether there is a reader, as far as is known here.
@@ -117,10 +131,16 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
         self.desk.watch(self.waiters.any() || self.saver.awaits_movement());
         let save_at = self.saver.send(&self.desk, &self.board);
         let view = self.desk.view();
-        let look_at = self.watchdog.look(self.saver.answered(), self.delivering.is_some(), view.in_hand.as_ref());
+        let look_at = self.watchdog.look(self.saver.answered(), self.delivering.is_some(), &view);
+        self.show_held(&view);
         self.show_caught_up();
-        let wanted = self.waiters.wanted(&view, self.saver.outstanding(&view));
-        self.waiters.check(&view, self.saver.stored(), &self.source_state);
+        let wanted = if self.renewing {
+            None
+        } else {
+            let wanted = self.waiters.wanted(&view, self.saver.outstanding(&view));
+            self.waiters.check(&view, self.saver.stored(), &self.source_state);
+            wanted
+        };
         if wanted.is_some_and(|wanted| self.waiters.any() && self.saver.hurry(wanted)) {
             return Turn::Nothing;
         }
@@ -216,6 +236,19 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
         if more > 0 {
             self.board.count(|status| status.reconnects += more);
         }
+    }
+
+    fn show_held(&self, view: &View) {
+        let shown = self.board.is_held();
+        if shown == view.held.is_some() {
+            return;
+        }
+        let held = view.held.as_ref().map(|held| {
+            let age = i64::try_from(held.since.elapsed().as_millis()).unwrap_or(i64::MAX);
+            let since = DateTime::from_millis(DateTime::now().timestamp_millis().saturating_sub(age));
+            Held { since, mark: held.durable.clone() }
+        });
+        self.board.count(|status| status.held = held);
     }
 
     fn show_caught_up(&self) {

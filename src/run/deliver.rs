@@ -9,6 +9,7 @@ use futures::FutureExt;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
+use tracing::warn;
 
 use crate::checkpoint::Checkpoint;
 use crate::delivery::{Context, Delivery};
@@ -17,8 +18,10 @@ use crate::event::ChangeEvent;
 use crate::ids::{Epoch, Ownership, SubscriptionId};
 use crate::model::{Read, Reader, SourceState, SubscriptionModel};
 use crate::reason::Reason;
+use crate::run::barrier::Anew;
+use crate::run::changes::OnInvalidate;
 use crate::run::desk::Desk;
-use crate::run::failing::Parked;
+use crate::run::failing::{Failing, Parked, PutBy};
 use crate::run::hand_out::Batch;
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::{Again, Opening};
@@ -32,18 +35,27 @@ pub(crate) struct Deliver<M: SubscriptionModel> {
     pub(crate) opening: Opening<M>,
     pub(crate) id: SubscriptionId,
     pub(crate) ownership: Ownership,
+    /// The epoch the run began with.
+    pub(crate) epoch: Epoch,
     pub(crate) settings: Settings,
     pub(crate) desk: Arc<Desk>,
     pub(crate) board: Arc<Board>,
     pub(crate) work: Box<dyn Work>,
+    /// Whether the handler has to flush before anything is stored.
+    pub(crate) barrier: bool,
+    /// The handler knows where the run stands.
+    pub(crate) told: bool,
+    /// Set when what was handled is lost with its handler.
+    pub(crate) anew: Option<Anew>,
     pub(crate) maybe_seen: MaybeSeen,
     /// The last position taken from a reader, settled or not.
     pub(crate) taken: Option<Checkpoint>,
     /// The last event counted as read, and as delivered: one that comes again after a rest is counted once.
     pub(crate) counted: Option<Checkpoint>,
     pub(crate) handed_out: Option<Checkpoint>,
-    /// The epoch of the positions read.
-    pub(crate) epoch: Epoch,
+    pub(crate) put_by: PutBy,
+    /// What failed last.
+    pub(crate) failing: Failing,
     /// The documents that have dead letters.
     pub(crate) parked: Parked,
     /// When the tasks that this one woke last got their turn.
@@ -65,6 +77,8 @@ pub(crate) struct Signals {
 /// How a reader was left.
 enum Left {
     Ended(Ended),
+    /// An `invalidate` was its last item, and the run is to go on behind it.
+    Invalidated(Checkpoint),
     /// Its last item was an error that a new one may not meet.
     Broken(SourceError),
 }
@@ -76,8 +90,10 @@ pub(crate) enum Ended {
     Asked,
     /// The source cannot go on.
     Stalled(Reason),
-    /// The record is no longer the run's own.
+    /// The feed is over.
     Stopped(Reason),
+    /// What was handled is lost with its handler; `Deliver::anew` says why.
+    Anew,
 }
 
 impl<M: SubscriptionModel> Deliver<M> {
@@ -102,6 +118,9 @@ impl<M: SubscriptionModel> Deliver<M> {
     }
 
     async fn open_and_deliver(&mut self, reader: Option<M::Reader>) -> Ended {
+        if let Err(ended) = self.tell_handler().await {
+            return ended;
+        }
         let mut again = Again::default();
         let mut next = reader;
         loop {
@@ -127,12 +146,16 @@ impl<M: SubscriptionModel> Deliver<M> {
             }
             self.board.set(|conditions| conditions.phase = Phase::Running);
             let taken = self.taken.clone();
-            let error = match self.deliver(&mut reader).await {
+            match self.deliver(&mut reader).await {
                 Left::Ended(ended) => return ended,
-                Left::Broken(error) => error,
-            };
-            again.broken(error, self.taken != taken);
-            self.board.count(|status| status.reconnects += 1);
+                // A reader that ends without having read anything has nothing behind the `invalidate` either.
+                Left::Invalidated(_) if self.taken == taken => return Ended::Stopped(Reason::Ended),
+                Left::Invalidated(position) => self.say_continues(&position),
+                Left::Broken(error) => {
+                    again.broken(error, self.taken != taken);
+                    self.board.count(|status| status.reconnects += 1);
+                }
+            }
         }
     }
 
@@ -140,6 +163,8 @@ impl<M: SubscriptionModel> Deliver<M> {
         let context = Arc::new(Context {
             subscription: self.id.clone(),
             fence: self.ownership.fence,
+            epoch: Epoch(self.epoch.0 + i64::from(self.desk.epoch())),
+            hold: self.hold(),
             cancelled: self.signals.stop.clone(),
         });
         let stop = self.signals.stop.clone();
@@ -148,6 +173,12 @@ impl<M: SubscriptionModel> Deliver<M> {
         let mut batch = Batch::default();
         loop {
             tokio::task::consume_budget().await;
+            if self.barrier
+                && self.desk.flush_is_wanted()
+                && let Err(ended) = self.flush().await
+            {
+                return Left::Ended(ended);
+            }
             let last = match self.gather(reader, stop.as_mut(), &mut batch, &context).await {
                 Ok(last) => last,
                 Err(ended) => return Left::Ended(ended),
@@ -180,6 +211,7 @@ impl<M: SubscriptionModel> Deliver<M> {
                     biased;
                     () = stop.as_mut() => return Err(Ended::Asked),
                     read = reader.next() => read,
+                    () = self.desk.flush_wanted(), if self.barrier => return Ok(None),
                 }
             } else if limits.max_wait.is_zero() {
                 match reader.next().now_or_never() {
@@ -213,7 +245,7 @@ impl<M: SubscriptionModel> Deliver<M> {
                 Some(Err(SourceError::Refused(reason))) => return Ok(Some(Left::Ended(Ended::Stalled(reason)))),
                 // What can heal goes on by itself, though this reader could not cure it.
                 Some(Err(error)) => return Ok(Some(Left::Broken(error))),
-                None => return Ok(Some(Left::Ended(Ended::Stopped(self.end_of_feed())))),
+                None => return Ok(Some(self.end_of_feed())),
             }
         }
     }
@@ -233,11 +265,22 @@ impl<M: SubscriptionModel> Deliver<M> {
         batch.push(seq, Delivery::new(event, position, may_be_repeat, context.clone()));
     }
 
-    fn end_of_feed(&self) -> Reason {
-        match &self.taken {
-            Some(position) if position.is_invalidate() => Reason::Invalidated { position: position.clone() },
-            _ => Reason::Ended,
+    fn end_of_feed(&self) -> Left {
+        match (&self.taken, self.settings.on_invalidate) {
+            (Some(position), OnInvalidate::Continue) if position.is_invalidate() => Left::Invalidated(position.clone()),
+            (Some(position), OnInvalidate::Stop) if position.is_invalidate() => {
+                Left::Ended(Ended::Stopped(Reason::Invalidated { position: position.clone() }))
+            }
+            _ => Left::Ended(Ended::Stopped(Reason::Ended)),
         }
+    }
+
+    fn say_continues(&self, position: &Checkpoint) {
+        let id = &self.id;
+        warn!(
+            subscription = %id, %position,
+            "what subscription {id} watches was dropped or renamed: it goes on behind the invalidate at {position}"
+        );
     }
 
     pub(crate) fn show_safe(&self, safe: Option<Checkpoint>) {

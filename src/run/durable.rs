@@ -12,9 +12,10 @@ use crate::error::{StorageError, SubscriptionError};
 use crate::ids::{Ownership, SubscriptionId};
 use crate::model::SubscriptionModel;
 use crate::reason::Reason;
+use crate::run::anew::Renewal;
+use crate::run::barrier::Anew;
 use crate::run::core::{Core, Turn};
 use crate::run::deliver::{Deliver, Ended};
-use crate::run::progress::Mark;
 use crate::run::saver::{Lost, Saver};
 use crate::run::watchdog::still_own;
 use crate::status::{Phase, State};
@@ -22,9 +23,7 @@ use crate::storage::CheckpointStorage;
 
 /// The last save of a pause or shutdown gets what is left of the grace, and at least this. So long, too, may the
 /// record's deletion by a cancel and the look at it by a resume take.
-const LAST_SAVE: Duration = Duration::from_secs(10);
-/// A handler that blocks its thread cannot be dropped: its task is left behind when it has not ended after this.
-const LEFT_BEHIND: Duration = Duration::from_secs(1);
+pub(crate) const LAST_SAVE: Duration = Duration::from_secs(10);
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, SubscriptionError>>;
 
@@ -40,18 +39,19 @@ pub(crate) enum Command {
 
 /// A run's own task.
 pub(crate) struct Run<M: SubscriptionModel, S> {
-    id: SubscriptionId,
-    ownership: Ownership,
+    pub(crate) id: SubscriptionId,
+    pub(crate) ownership: Ownership,
     model: M,
-    storage: S,
-    grace: Duration,
-    core: Core<M, S>,
+    pub(crate) storage: S,
+    pub(crate) grace: Duration,
+    pub(crate) core: Core<M, S>,
+    pub(crate) renewal: Renewal,
     commands: mpsc::UnboundedReceiver<Command>,
 }
 
 /// Where a winding down leads.
 #[derive(Debug, Clone, PartialEq)]
-enum Goal {
+pub(crate) enum Goal {
     Pause,
     Stall(Reason),
     Stop(Reason),
@@ -71,6 +71,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             model: deliver.opening.model.clone(),
             storage: storage.clone(),
             grace: deliver.settings.shutdown_grace,
+            renewal: Renewal::new(deliver.desk.view().safe, saver.stored().cloned()),
             core: Core::new(deliver, storage, saver),
             commands,
         }
@@ -86,9 +87,17 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
                     None => return self.let_go(),
                     Some(command) => if self.obey(command).await { return },
                 },
+                () = Self::anew_due(self.renewal.at) => {
+                    let goal = self.begin_anew().await;
+                    if let Some(goal) = goal && let Some(reason) = self.reach(goal).await { return self.end(&reason) }
+                }
                 turn = self.core.step() => {
                     let goal = match turn {
                         Turn::Nothing | Turn::Delivered(Ended::Asked) => continue,
+                        Turn::Delivered(Ended::Anew) => match self.plan_anew() {
+                            Some(goal) => goal,
+                            None => continue,
+                        },
                         Turn::Delivered(Ended::Stalled(reason)) => Goal::Stall(reason),
                         Turn::Delivered(Ended::Stopped(reason)) => Goal::Stop(reason),
                         Turn::Lost(lost) => self.lost(lost, None),
@@ -176,11 +185,29 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             let error = self.ended(reason);
             return self.answer(ended.as_ref(), reply, Err(error));
         }
-        self.core.saver.thaw();
         self.core.board.set(|conditions| conditions.phase = Phase::Starting);
         self.core.waiters.resumed(reply);
+        let has_lost_its_handler = self.core.at_rest.as_ref().is_some_and(|deliver| deliver.anew.is_some());
+        if has_lost_its_handler {
+            let goal = match self.plan_anew() {
+                None => self.begin_anew().await,
+                goal => goal,
+            };
+            return self.ends_at(goal).await;
+        }
+        self.core.saver.thaw();
         self.core.set_to_work(None);
         false
+    }
+
+    /// Brings the run to a goal, if there is one. Answers whether it has ended by it.
+    async fn ends_at(&mut self, goal: Option<Goal>) -> bool {
+        let Some(goal) = goal else { return false };
+        let ended = self.reach(goal).await;
+        if let Some(reason) = &ended {
+            self.end(reason);
+        }
+        ended.is_some()
     }
 
     /// Brings the run to rest and to its goal. Answers the reason when the run ends there.
@@ -191,7 +218,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             self.core.end_waiting(reason);
         }
         let grace_ends = Instant::now() + self.grace;
+        self.renewal.at = None;
         let goal = self.stop_delivering(goal, grace_ends).await;
+        let goal = self.wind_up(goal, grace_ends).await;
         let goal = self.last_save(goal, grace_ends).await;
         match goal {
             Goal::Pause => {
@@ -208,85 +237,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         }
     }
 
-    /// Asks the delivering to stop, waits for the event in hand, abandons it when the grace is over.
-    async fn stop_delivering(&mut self, mut goal: Goal, grace_ends: Instant) -> Goal {
-        self.core.signals.stop.cancel();
-        let mut deadline = Some(grace_ends);
-        while self.core.delivering.is_some() {
-            let Some(turn) = self.step_until(deadline).await else {
-                if !self.core.signals.abandon.is_cancelled() {
-                    self.warn_abandoned();
-                    self.core.signals.abandon.cancel();
-                    // A run that can be resumed needs its handler back, so it waits for one that blocks its thread.
-                    let resumable = matches!(goal, Goal::Pause | Goal::Stall(_));
-                    deadline = (!resumable).then(|| Instant::now() + LEFT_BEHIND);
-                } else if let Some(task) = self.core.delivering.take() {
-                    task.abort();
-                }
-                continue;
-            };
-            match turn {
-                // A feed that has ended cannot be paused.
-                Turn::Delivered(Ended::Stopped(reason)) if goal == Goal::Pause => goal = Goal::Stop(reason),
-                Turn::Nothing | Turn::Delivered(_) => {}
-                Turn::Lost(lost) => goal = self.lost(lost, Some(goal)),
-            }
-        }
-        goal
-    }
-
-    /// Stores everything storable, with what is left of the grace and at least ten seconds.
-    async fn last_save(&mut self, goal: Goal, grace_ends: Instant) -> Goal {
-        let deadline = grace_ends.max(Instant::now() + LAST_SAVE);
-        if goal == Goal::Cancel {
-            // The write in flight is awaited to its end, and nothing is written behind it.
-            self.core.saver.freeze();
-        } else {
-            let view = self.core.desk.view();
-            if let Some(wanted) = self.core.saver.outstanding(&view).map(|mark| mark.seq) {
-                self.core.saver.hurry(wanted);
-            }
-            if let Goal::Stop(_) = goal {
-                self.mark_clean();
-            }
-        }
-        loop {
-            let view = self.core.desk.view();
-            if self.core.saver.is_done(&view) {
-                return goal;
-            }
-            let deadline = (goal != Goal::Cancel).then_some(deadline);
-            match self.step_until(deadline).await {
-                None => return goal,
-                Some(Turn::Lost(_)) if goal == Goal::Cancel => return goal,
-                Some(Turn::Lost(lost)) => return self.lost(lost, Some(goal)),
-                Some(Turn::Nothing | Turn::Delivered(_)) => {}
-            }
-        }
-    }
-
-    /// The record may say that nothing is to be repeated: everything handed out is settled and storable, and everything
-    /// that an earlier run may have handed out has come again.
-    fn mark_clean(&mut self) {
-        let view = self.core.desk.view();
-        let events = |mark: &Option<Mark>| mark.as_ref().map_or(0, |mark| mark.events);
-        let unsettled = view.in_hand.is_some() || self.core.desk.given_up().is_some();
-        let safe = view.safe.as_ref().map(|mark| &mark.position);
-        let repeats_nothing = self.core.has_passed_what_may_repeat(safe);
-        if !unsettled && repeats_nothing && events(&view.storable) == events(&view.safe) {
-            self.core.saver.mark_clean();
-        }
-    }
-
-    async fn step_until(&mut self, deadline: Option<Instant>) -> Option<Turn> {
-        match deadline {
-            Some(deadline) => tokio::time::timeout_at(deadline, self.core.step()).await.ok(),
-            None => Some(self.core.step().await),
-        }
-    }
-
     /// Nothing more can be saved. Who asked for the end gets it all the same, and is told what is not stored.
-    fn lost(&mut self, lost: Lost, goal: Option<Goal>) -> Goal {
+    pub(crate) fn lost(&mut self, lost: Lost, goal: Option<Goal>) -> Goal {
         self.core.saver.freeze();
         match (lost, goal) {
             (Lost::Stop(reason), _) => Goal::Stop(reason),
@@ -318,6 +270,13 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             (Some(reason), _) if *reason != Reason::Requested => return Err(self.ended(reason.clone())),
             (None, State::Stalled(reason)) => return Err(self.ended(reason)),
             _ => {}
+        }
+        if let Some(Anew { position, error, .. }) = self.core.at_rest.as_ref().and_then(|deliver| deliver.anew.as_ref())
+        {
+            // Handled, and not to be stored: it comes again.
+            let (position, error) = (position.clone(), error.clone());
+            let last = Reason::HandlerFailed { position: position.clone(), attempts: 1, error };
+            return Err(SubscriptionError::NotSaved { id: self.id.clone(), position, last });
         }
         let view = self.core.desk.view();
         match self.core.saver.outstanding(&view) {
@@ -361,17 +320,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         }
         self.end(&Reason::Requested);
     }
-
-    fn warn_abandoned(&self) {
-        let position = self.core.desk.view().in_hand.map(|hand| hand.position.to_string()).unwrap_or_default();
-        let (id, seconds) = (&self.id, self.grace.as_secs());
-        warn!(
-            subscription = %id, position, seconds,
-            "the handler of subscription {id} did not finish the event at {position} within {seconds} s: it is dropped, and the event comes again"
-        );
-    }
 }
 
-fn no_answer() -> StorageError {
+pub(crate) fn no_answer() -> StorageError {
     StorageError::Unavailable { message: format!("no answer within {} s", LAST_SAVE.as_secs()) }
 }

@@ -1,7 +1,7 @@
 //! What follows a failed attempt: again, after a wait, or what the failure policy or the handler's own verdict says; and the
 //! parking of events behind the dead letters of their document. Called by `hand_out`, and never calls the handler.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use crate::reason::Reason;
 use crate::run::deliver::{Deliver, Ended};
 use crate::run::hand_out::{Batch, How};
 use crate::run::repeats::Repeats;
+use crate::status::Status;
 use crate::storage::BoxFuture;
 
 /// How often a missing privilege is asked for again.
@@ -41,13 +42,60 @@ impl Parked {
     }
 }
 
-/// How the first event in hand fares: its failures in a row.
+/// An event that has failed: how often, since when, and when last. It outlasts pauses, and handlers that are lost.
+#[derive(Debug, Clone)]
+struct Failed {
+    seq: u64,
+    position: Checkpoint,
+    failures: u32,
+    since: Instant,
+    last: Instant,
+}
+
+/// The event that failed last; and, as long as they can come again with a handler that is lost, those that failed before.
+#[derive(Debug, Default)]
+pub(crate) struct Failing(VecDeque<Failed>);
+
+impl Failing {
+    fn of(&self, position: &Checkpoint) -> Option<&Failed> {
+        self.0.iter().rev().find(|failed| failed.position == *position)
+    }
+
+    /// None of them can come again.
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// The events behind the stored position that were settled otherwise than by the handler, by their numbers.
+#[derive(Debug, Default)]
+pub(crate) struct PutBy(VecDeque<(u64, How)>);
+
+impl PutBy {
+    pub(crate) fn note(&mut self, seq: u64, how: How, stored: u64) {
+        while self.0.front().is_some_and(|(seq, _)| *seq <= stored) {
+            self.0.pop_front();
+        }
+        self.0.push_back((seq, how));
+    }
+
+    /// The run goes back to a position, and they come again: a status that counts them no more, nor `undone` events in all.
+    pub(crate) fn undo(&mut self, to: u64, undone: u64, status: &mut Status) {
+        while let Some((_, how)) = self.0.back().copied().filter(|(seq, _)| *seq > to) {
+            self.0.pop_back();
+            let count = how.count(status);
+            *count = count.saturating_sub(1);
+        }
+        status.settled = status.settled.saturating_sub(undone);
+        status.handled = status.settled.saturating_sub(status.skipped + status.dead_lettered + status.parked);
+    }
+}
+
+/// How long to wait with the first event in hand, and what of it.
 #[derive(Debug, Default)]
 pub(crate) struct Patience {
-    failures: u32,
     backoff: Option<Backoff>,
     repeats: Repeats,
-    first: Option<Instant>,
     /// Its next attempt is made with it alone.
     alone: bool,
 }
@@ -100,7 +148,30 @@ impl<M: SubscriptionModel> Deliver<M> {
         Ok(())
     }
 
-    /// The first of `handed` events has failed.
+    /// Whether the event at the front has failed before.
+    pub(crate) fn has_failed(&self, batch: &Batch) -> bool {
+        batch.first().is_some_and(|first| self.failing.of(&first.position).is_some())
+    }
+
+    /// The event at the front, which settles under this number, has failed once more.
+    pub(crate) fn count_failure(&mut self, seq: u64, batch: &Batch) {
+        let (Some(first), now) = (batch.first(), Instant::now()) else { return };
+        let position = first.position.clone();
+        let begun = Failed { seq, position, failures: 0, since: now, last: now };
+        let before = self.failing.of(&first.position).cloned().unwrap_or(begun);
+        let stored = self.desk.stored();
+        self.failing.0.retain(|failed| failed.position != first.position && failed.seq > stored);
+        self.failing.0.push_back(Failed { seq, failures: before.failures.saturating_add(1), last: now, ..before });
+    }
+
+    /// The event that failed last is settled. Until that is stored it can come again only with a handler that is lost.
+    pub(crate) fn forget_failed(&mut self) {
+        if !self.barrier {
+            self.failing.clear();
+        }
+    }
+
+    /// What follows when the first of `handed` events has failed, which is counted already.
     pub(crate) async fn failed(
         &mut self,
         batch: &mut Batch,
@@ -109,11 +180,10 @@ impl<M: SubscriptionModel> Deliver<M> {
         patience: &mut Patience,
     ) -> Result<(), Ended> {
         let Some(first) = batch.first().cloned() else { return Ok(()) };
-        let now = Instant::now();
-        patience.failures = patience.failures.saturating_add(1);
-        let since = *patience.first.get_or_insert(now);
-        let (attempts, position, mut error) = (patience.failures, first.position.clone(), failure.to_string());
-        let next = self.follows(&failure, handed, patience);
+        let Some(failed) = self.failing.of(&first.position).cloned() else { return Ok(()) };
+        let (attempts, since, last) = (failed.failures, failed.since, failed.last);
+        let (position, mut error) = (first.position.clone(), failure.to_string());
+        let next = self.follows(&failure, attempts, handed, patience);
         let id = self.id.clone();
         let key = DocumentKey::of(&first.event);
         match next {
@@ -123,7 +193,7 @@ impl<M: SubscriptionModel> Deliver<M> {
                         " (it is to be a dead letter, and there is no storage for it: set .dead_letters(storage))",
                     );
                 }
-                self.again(position, error, patience).await?;
+                self.again(position, attempts, error, patience).await?;
                 batch.count_attempt(handed);
                 return Ok(());
             }
@@ -137,7 +207,7 @@ impl<M: SubscriptionModel> Deliver<M> {
                 let chain = bounded(failure.chain());
                 let put = || -> BoxFuture<'static, _> {
                     let (storage, letter) = (storage.clone(), letter.clone());
-                    let letter = letter.failed(attempts, chain.clone(), since.elapsed(), now.elapsed());
+                    let letter = letter.failed(attempts, chain.clone(), since.elapsed(), last.elapsed());
                     Box::pin(async move { storage.dyn_put(&letter).await })
                 };
                 // Before, since it may be stored though its answer never comes.
@@ -168,16 +238,17 @@ impl<M: SubscriptionModel> Deliver<M> {
         }
         self.board.set(|conditions| conditions.handler = None);
         *patience = Patience::default();
+        self.forget_failed();
         Ok(())
     }
 
-    fn follows(&self, failure: &Failure, handed: usize, patience: &mut Patience) -> Next {
+    fn follows(&self, failure: &Failure, failures: u32, handed: usize, patience: &mut Patience) -> Next {
         let storage = self.settings.dead_letters.clone();
         match (failure.verdict(), self.settings.on_failure.cap()) {
             (Verdict::Stop, _) => Next::Then(Then::Stop, None),
             (Verdict::Skip, _) => Next::Then(Then::Skip, None),
             (Verdict::DeadLetter, _) if storage.is_some() => Next::Then(Then::DeadLetter, storage),
-            (Verdict::Retry | Verdict::DeadLetter, Some((retries, then))) if patience.failures > retries => {
+            (Verdict::Retry | Verdict::DeadLetter, Some((retries, then))) if failures > retries => {
                 // Nobody knows which of several it was.
                 if handed > 1 {
                     patience.alone = true;
@@ -190,8 +261,13 @@ impl<M: SubscriptionModel> Deliver<M> {
     }
 
     /// Says that an attempt has failed, and waits for the next one.
-    async fn again(&mut self, position: Checkpoint, error: String, patience: &mut Patience) -> Result<(), Ended> {
-        let attempts = patience.failures;
+    async fn again(
+        &mut self,
+        position: Checkpoint,
+        attempts: u32,
+        error: String,
+        patience: &mut Patience,
+    ) -> Result<(), Ended> {
         if patience.repeats.is_due() {
             let id = &self.id;
             warn!(
@@ -208,13 +284,13 @@ impl<M: SubscriptionModel> Deliver<M> {
 
     async fn settle_first(&mut self, batch: &mut Batch, how: How) -> Result<(), Ended> {
         let wanted = self.settle(batch, 1, how);
-        self.written_through(wanted).await
+        self.saved_if(wanted).await
     }
 
     fn letter(&self, delivery: &Delivery) -> NewLetter {
         let key = DocumentKey::of(&delivery.event);
         let (position, event) = (delivery.position.clone(), delivery.event.bytes().clone());
-        NewLetter::parked(self.id.clone(), key, self.epoch, position, event)
+        NewLetter::parked(self.id.clone(), key, delivery.epoch(), position, event)
     }
 
     /// Asks the dead letter storage until it answers. What it refuses for good needs a person.
@@ -256,11 +332,17 @@ impl<M: SubscriptionModel> Deliver<M> {
         }
     }
 
+    /// Waits, and has the handler flush meanwhile if that is wanted.
     async fn rest(&mut self, wait: Duration) -> Result<(), Ended> {
-        tokio::select! {
-            biased;
-            () = self.signals.stop.cancelled() => Err(Ended::Asked),
-            () = tokio::time::sleep(wait) => Ok(()),
+        let until = Instant::now() + wait;
+        loop {
+            tokio::select! {
+                biased;
+                () = self.signals.stop.cancelled() => return Err(Ended::Asked),
+                () = tokio::time::sleep_until(until) => return Ok(()),
+                () = self.desk.flush_wanted(), if self.barrier => {}
+            }
+            self.flush().await?;
         }
     }
 }

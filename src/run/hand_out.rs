@@ -16,6 +16,7 @@ use crate::run::desk::Gate;
 use crate::run::failing::Patience;
 use crate::run::policy::SaveMode;
 use crate::run::work::{Done, panic_message};
+use crate::status::Status;
 
 const YIELD_EVERY: Duration = Duration::from_millis(1);
 /// A batch ends behind the event that fills it: however many its handler takes, they lie in memory together.
@@ -67,12 +68,23 @@ impl Batch {
 }
 
 /// How an event was settled.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {
     Handled,
     Skipped,
     DeadLettered,
     Parked,
+}
+
+impl How {
+    pub(crate) fn count(self, status: &mut Status) -> &mut u64 {
+        match self {
+            Self::Handled => &mut status.handled,
+            Self::Skipped => &mut status.skipped,
+            Self::DeadLettered => &mut status.dead_lettered,
+            Self::Parked => &mut status.parked,
+        }
+    }
 }
 
 impl<M: SubscriptionModel> Deliver<M> {
@@ -89,14 +101,23 @@ impl<M: SubscriptionModel> Deliver<M> {
             if handed == 0 {
                 return Ok(());
             }
-            let Done { settled, failed } = self.attempt(&batch.deliveries[..handed]).await?;
+            if self.barrier && self.has_failed(batch) {
+                // Should it take the handler along again, nothing else is lost with it.
+                self.flush().await?;
+            }
+            let Done { settled, failed, renewed } = self.attempt(&batch.deliveries[..handed]).await?;
             let wanted = self.settle(batch, settled, How::Handled);
-            self.written_through(wanted).await?;
+            self.saved_if(wanted).await?;
             if settled > 0 {
                 patience = Patience::default();
+                self.forget_failed();
             }
             if settled < handed {
                 let failure = failed.unwrap_or_else(|| Failure::retry("it settled only a part of its batch"));
+                self.count_failure(batch.seqs.first().copied().unwrap_or_default(), batch);
+                if renewed && let Some(first) = batch.first().map(|first| first.position.clone()) {
+                    self.begin_fresh(first, &failure.to_string()).await?;
+                }
                 self.failed(batch, handed - settled, failure, &mut patience).await?;
                 has_failed = true;
                 continue;
@@ -113,11 +134,15 @@ impl<M: SubscriptionModel> Deliver<M> {
         }
     }
 
-    /// In write-through mode the next event waits for the save that was asked for.
-    pub(crate) async fn written_through(&mut self, wanted: Option<u64>) -> Result<(), Ended> {
-        match wanted.filter(|_| self.settings.save_mode == SaveMode::WriteThrough) {
-            Some(wanted) => self.gate(|gate| gate.stored >= wanted).await,
-            None => Ok(()),
+    /// If a save was asked for, the handler flushes before it, and in write-through mode the next event waits for it.
+    pub(crate) async fn saved_if(&mut self, wanted: Option<u64>) -> Result<(), Ended> {
+        let Some(wanted) = wanted else { return Ok(()) };
+        if self.barrier {
+            self.flush().await?;
+        }
+        match self.settings.save_mode {
+            SaveMode::WriteThrough => self.gate(|gate| gate.stored >= wanted).await,
+            SaveMode::WriteBehind => Ok(()),
         }
     }
 
@@ -164,14 +189,11 @@ impl<M: SubscriptionModel> Deliver<M> {
         let done = tokio::select! {
             biased;
             done = call => done,
-            () = self.signals.abandon.cancelled() => {
-                self.work.renew();
-                return Err(Ended::Asked);
-            }
+            () = self.signals.abandon.cancelled() => return Err(self.abandon_call()),
         };
         Ok(done.unwrap_or_else(|| {
-            self.work.renew();
-            Done::failed(format!("it took longer than its limit of {:?}", limit.unwrap_or_default()))
+            let why = format!("it took longer than its limit of {:?}", limit.unwrap_or_default());
+            Done { renewed: self.work.renew(), ..Done::failed(0, why) }
         }))
     }
 
@@ -184,18 +206,16 @@ impl<M: SubscriptionModel> Deliver<M> {
             let answer = self.desk.settle(batch.seqs[at], accepted, next);
             wanted = answer.wanted.or(wanted);
             safe = answer.safe;
+            if how != How::Handled {
+                self.put_by.note(batch.seqs[at], how, self.desk.stored());
+            }
         }
         batch.remove_settled(settled);
         let is_done = batch.is_empty();
         self.board.count(|status| {
             let settled = settled as u64;
             status.settled += settled;
-            *match how {
-                How::Handled => &mut status.handled,
-                How::Skipped => &mut status.skipped,
-                How::DeadLettered => &mut status.dead_lettered,
-                How::Parked => &mut status.parked,
-            } += settled;
+            *how.count(status) += settled;
             if safe.is_some() {
                 status.position = safe;
             }

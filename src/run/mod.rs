@@ -1,5 +1,8 @@
 //! A run: reads, hands out, keeps the position, shows how it fares. It knows the seams alone.
 
+pub(crate) mod anew;
+pub(crate) mod barrier;
+pub(crate) mod changes;
 pub(crate) mod core;
 pub(crate) mod deliver;
 pub(crate) mod desk;
@@ -17,5 +20,6 @@ pub(crate) mod settings;
 pub(crate) mod start;
 pub(crate) mod waiters;
 pub(crate) mod watchdog;
+pub(crate) mod wind_down;
 pub(crate) mod window;
 pub(crate) mod work;

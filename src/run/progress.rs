@@ -3,21 +3,16 @@
 use std::collections::VecDeque;
 
 use crate::checkpoint::{Checkpoint, Kind};
-
-/// A position together with where it stands in this run.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Mark {
-    /// Counts the positions of this run; a later position has a greater one. The start has 0.
-    pub(crate) seq: u64,
-    /// How many events of this run lie up to and with it.
-    pub(crate) events: u64,
-    pub(crate) position: Checkpoint,
-    pub(crate) kind: Kind,
-}
+pub(crate) use crate::hold::Place as Mark;
 
 impl Mark {
     pub(crate) fn start(position: Checkpoint) -> Self {
-        Self { seq: 0, events: 0, position, kind: Kind::Start }
+        Self { seq: 0, events: 0, epoch: 0, position, kind: Kind::Start }
+    }
+
+    /// The epoch of what is read behind it. (The epoch of a run that starts at an `invalidate` is the next already.)
+    fn epoch_behind(&self) -> u32 {
+        self.epoch + u32::from(self.kind == Kind::Invalidate)
     }
 }
 
@@ -34,11 +29,13 @@ pub(crate) struct Progress {
     waiting: VecDeque<Entry>,
     seq: u64,
     events: u64,
+    /// The epoch of the next position.
+    epoch: u32,
 }
 
 impl Progress {
     pub(crate) fn new(start: Option<Checkpoint>) -> Self {
-        Self { safe: start.map(Mark::start), waiting: VecDeque::new(), seq: 0, events: 0 }
+        Self { safe: start.map(Mark::start), waiting: VecDeque::new(), seq: 0, events: 0, epoch: 0 }
     }
 
     /// An event was read; it is unsettled until `settle` is called with the number returned.
@@ -52,7 +49,9 @@ impl Progress {
 
     /// The scan got this far. It waits behind the events before it, so it can neither be lost nor overtake one.
     pub(crate) fn quiet(&mut self, position: Checkpoint) {
-        let mark = self.mark(position, Kind::Quiet);
+        // A filter can hide the `invalidate` that ends the feed from the events.
+        let kind = if position.is_invalidate() { Kind::Invalidate } else { Kind::Quiet };
+        let mark = self.mark(position, kind);
         match self.waiting.back_mut() {
             None => self.safe = Some(mark),
             // Quiet upon quiet behind the same event: the last one stands for all, so memory stays bounded.
@@ -74,13 +73,27 @@ impl Progress {
         moved
     }
 
+    /// What was handled behind `to` is lost with its handler: everything behind it will be read again.
+    pub(crate) fn go_back(&mut self, to: Option<Mark>) {
+        self.waiting.clear();
+        self.events = to.as_ref().map_or(0, |mark| mark.events);
+        self.epoch = to.as_ref().map_or(0, Mark::epoch_behind);
+        self.safe = to;
+    }
+
     /// The reader was closed: what was read and is not safe will be read again.
     pub(crate) fn abandon(&mut self) {
         self.waiting.clear();
+        self.epoch = self.safe.as_ref().map_or(0, Mark::epoch_behind);
     }
 
     pub(crate) fn safe(&self) -> Option<&Mark> {
         self.safe.as_ref()
+    }
+
+    /// How many epochs have begun in this run before the next position.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch
     }
 
     /// The number of the last position read.
@@ -94,7 +107,9 @@ impl Progress {
 
     fn mark(&mut self, position: Checkpoint, kind: Kind) -> Mark {
         self.seq += 1;
-        Mark { seq: self.seq, events: self.events, position, kind }
+        let mark = Mark { seq: self.seq, events: self.events, epoch: self.epoch, position, kind };
+        self.epoch = mark.epoch_behind();
+        mark
     }
 }
 
@@ -107,10 +122,20 @@ mod tests {
         Checkpoint::Time(bson::Timestamp { time: 1, increment: u32::try_from(n).unwrap() })
     }
 
+    /// The position of an `invalidate`, in order with the others.
+    fn end_at(n: usize) -> Checkpoint {
+        let uuid = "AB".repeat(16);
+        crate::checkpoint::Token::new(format!("8200000001{n:08X}2B022C0100296F5A1004{uuid}04")).unwrap().into()
+    }
+
     #[derive(Debug, Clone)]
     enum Step {
         Event,
         Quiet,
+        /// An event that ends the epoch.
+        Invalidate,
+        /// One that a filter hides.
+        HiddenInvalidate,
         /// Settle the n-th of the unsettled, in any order.
         Settle(usize),
         /// Try and fail: nothing is told to progress.
@@ -124,6 +149,8 @@ mod tests {
         let step = prop_oneof![
             4 => Just(Step::Event),
             2 => Just(Step::Quiet),
+            1 => Just(Step::Invalidate),
+            1 => Just(Step::HiddenInvalidate),
             4 => (0usize..5).prop_map(Step::Settle),
             1 => Just(Step::Fail),
             1 => Just(Step::Save),
@@ -132,59 +159,73 @@ mod tests {
         prop::collection::vec(step, 0..120)
     }
 
+    /// What was read, as a plain list keeps it.
+    #[derive(Debug, Clone)]
+    struct Plain {
+        seq: u64,
+        position: Checkpoint,
+        epoch: u32,
+        settled: bool,
+    }
+
     proptest! {
         /// Against a plain list of everything read: the safe position never passes an unsettled event, never goes
-        /// back, is always the furthest it can be, and ends at the last position once all is settled.
+        /// back, is always the furthest it can be, ends at the last position once all is settled, and belongs to the
+        /// epoch that as many `invalidate`s before it have begun.
         #[test]
         fn the_safe_position_is_exactly_the_settled_prefix(steps in steps()) {
             let mut progress = Progress::new(Some(at(0)));
-            let mut read: Vec<(u64, usize, bool)> = Vec::new();
-            let mut safe_before = 0;
-            let mut next = 0;
-            let mut saved = 0;
+            let mut read: Vec<Plain> = Vec::new();
+            let (mut safe_before, mut next, mut saved) = (0, 0, 0);
+            let start = Plain { seq: 0, position: at(0), epoch: 0, settled: true };
             for step in steps {
+                let ends = matches!(step, Step::Invalidate | Step::HiddenInvalidate);
+                let epoch = read.iter().filter(|entry| entry.position.is_invalidate()).count();
                 match step {
-                    Step::Event => {
+                    Step::Event | Step::Quiet | Step::Invalidate | Step::HiddenInvalidate => {
                         next += 1;
-                        let seq = progress.event(at(next), Kind::Event);
-                        read.push((seq, next, false));
-                    }
-                    Step::Quiet => {
-                        next += 1;
-                        progress.quiet(at(next));
-                        read.push((progress.last_read(), next, true));
+                        let position = if ends { end_at(next) } else { at(next) };
+                        let settled = matches!(step, Step::Quiet | Step::HiddenInvalidate);
+                        if settled {
+                            progress.quiet(position.clone());
+                        } else {
+                            progress.event(position.clone(), if ends { Kind::Invalidate } else { Kind::Event });
+                        }
+                        let epoch = u32::try_from(epoch).unwrap();
+                        read.push(Plain { seq: progress.last_read(), position, epoch, settled });
                     }
                     Step::Settle(n) => {
-                        let unsettled: Vec<usize> = (0..read.len()).filter(|i| !read[*i].2).collect();
+                        let unsettled: Vec<usize> = (0..read.len()).filter(|i| !read[*i].settled).collect();
                         if let Some(i) = unsettled.get(n) {
-                            read[*i].2 = true;
-                            progress.settle(read[*i].0);
+                            read[*i].settled = true;
+                            progress.settle(read[*i].seq);
                         }
                     }
                     Step::Fail => {}
                     Step::Save => {
-                        let seq = progress.safe().unwrap().seq;
-                        prop_assert!(seq >= saved, "a save would go back");
-                        saved = seq;
+                        let safe = progress.safe().map_or(0, |mark| mark.seq);
+                        prop_assert!(safe >= saved, "a save went back");
+                        saved = safe;
                     }
                     Step::Abandon => {
                         progress.abandon();
-                        let settled = read.iter().take_while(|entry| entry.2).count();
-                        read.truncate(settled);
+                        let prefix = read.iter().take_while(|entry| entry.settled).count();
+                        read.truncate(prefix);
                     }
                 }
-                let expected = read.iter().take_while(|entry| entry.2).last().map_or(0, |entry| entry.1);
+                let expected = read.iter().take_while(|entry| entry.settled).last().unwrap_or(&start);
                 let safe = progress.safe().unwrap();
-                prop_assert_eq!(&safe.position, &at(expected));
+                prop_assert_eq!((&safe.position, safe.epoch), (&expected.position, expected.epoch));
                 prop_assert!(safe.seq >= safe_before);
                 safe_before = safe.seq;
             }
-            let left: Vec<u64> = read.iter().filter(|entry| !entry.2).map(|entry| entry.0).collect();
+            let left: Vec<u64> = read.iter().filter(|entry| !entry.settled).map(|entry| entry.seq).collect();
             for seq in left {
                 progress.settle(seq);
             }
-            let last = read.last().map_or(0, |entry| entry.1);
-            prop_assert_eq!(&progress.safe().unwrap().position, &at(last));
+            let last = read.last().unwrap_or(&start);
+            let safe = progress.safe().unwrap();
+            prop_assert_eq!((&safe.position, safe.epoch), (&last.position, last.epoch));
             prop_assert!(progress.all_settled());
         }
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::dead_letter::DynDeadLetterStorage;
 use crate::error::SubscribeError;
 use crate::on_failure::{OnFailure, Then};
+use crate::run::changes::OnInvalidate;
 use crate::run::policy::{SaveMode, SavePolicy};
 
 /// What was set of a subscription's settings; the rest is defaulted. `DurableSubscriptions` holds the defaults of its
@@ -36,6 +37,8 @@ pub struct Options {
     pub dead_letters: Option<Arc<dyn DynDeadLetterStorage>>,
     /// Whether later events of a document are parked behind its dead letters. Default: true.
     pub park_later_events: Option<bool>,
+    /// What follows when what it watches was dropped or renamed. Default: [`OnInvalidate::Continue`].
+    pub on_invalidate: Option<OnInvalidate>,
 }
 
 /// The settings in force.
@@ -51,6 +54,7 @@ pub(crate) struct Settings {
     pub(crate) on_failure: OnFailure,
     pub(crate) dead_letters: Option<Arc<dyn DynDeadLetterStorage>>,
     pub(crate) park_later_events: bool,
+    pub(crate) on_invalidate: OnInvalidate,
 }
 
 /// As good as for ever: what is longer cannot be added to a clock.
@@ -72,6 +76,7 @@ impl Options {
             on_failure: self.on_failure.clone().unwrap_or_default().at_most(FOREVER),
             dead_letters: self.dead_letters.clone(),
             park_later_events: self.park_later_events.unwrap_or(true),
+            on_invalidate: self.on_invalidate.unwrap_or_default(),
         };
         let refuse =
             |field: &'static str, message: &str| Err(SubscribeError::Config { field, message: message.into() });
@@ -133,6 +138,7 @@ impl Options {
             None => say("dead_letters", &"nowhere", false),
         }
         say("park_later_events", &settings.park_later_events, self.park_later_events.is_some());
+        say("on_invalidate", &settings.on_invalidate, self.on_invalidate.is_some());
         line
     }
 }
@@ -179,7 +185,7 @@ mod tests {
     fn the_line_names_every_setting_and_what_was_defaulted() {
         let options = Options { save: Some(SavePolicy::Every(10)), quiet_interval: Some(None), ..Options::default() };
         let line = options.describe(&options.settings().unwrap());
-        insta::assert_snapshot!(line, @r#"save=every 10 events, save_mode=WriteBehind (default), quiet_interval="never", start_when_no_start_position_can_be_recorded=false (default), start_timeout=60s (default), handler_timeout="never" (default), shutdown_grace=30s (default), on_failure=retry for ever after 100ms to 30s (default), dead_letters="nowhere" (default), park_later_events=true (default)"#);
+        insta::assert_snapshot!(line, @r#"save=every 10 events, save_mode=WriteBehind (default), quiet_interval="never", start_when_no_start_position_can_be_recorded=false (default), start_timeout=60s (default), handler_timeout="never" (default), shutdown_grace=30s (default), on_failure=retry for ever after 100ms to 30s (default), dead_letters="nowhere" (default), park_later_events=true (default), on_invalidate=Continue (default)"#);
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(crate) struct Waiters {
 
 struct Drained {
     /// The last position read when it was asked.
-    target: u64,
+    target: Target,
     /// Once that is settled: the position to be stored, which later ones do not move on.
     wanted: Option<u64>,
     reply: Reply<Option<Checkpoint>>,
@@ -31,7 +31,18 @@ impl Waiters {
 
     /// Waits until everything read up to the number is settled, and stored as far as it may be.
     pub(crate) fn drained(&mut self, last_read: u64, reply: Reply<Option<Checkpoint>>) {
-        self.drained.push(Drained { target: last_read, wanted: None, reply });
+        self.drained.push(Drained { target: Target::Read(last_read), wanted: None, reply });
+    }
+
+    /// The run begins anew behind what was read: those who wait for a place in it wait for its last position.
+    pub(crate) fn begin_anew(&mut self, read: Option<&Checkpoint>) {
+        for waiter in &mut self.drained {
+            waiter.wanted = None;
+            waiter.target = match (&waiter.target, read) {
+                (Target::Read(_), Some(read)) => Target::Position(read.clone()),
+                (target, _) => target.clone(),
+            };
+        }
     }
 
     /// Waits until the safe position has reached the head.
@@ -59,7 +70,7 @@ impl Waiters {
     /// The position that is to be stored for those whose reads are all settled, by its number.
     pub(crate) fn wanted(&mut self, view: &View, outstanding: Option<&Mark>) -> Option<u64> {
         for waiter in &mut self.drained {
-            if waiter.wanted.is_none() && is_settled(view, waiter.target) {
+            if waiter.wanted.is_none() && waiter.target.is_settled(view) {
                 waiter.wanted = Some(outstanding.map_or(0, |mark| mark.seq));
             }
         }
@@ -98,8 +109,23 @@ impl Waiters {
     }
 }
 
-fn is_settled(view: &View, target: u64) -> bool {
-    target == 0 || view.safe.as_ref().is_some_and(|safe| safe.seq >= target)
+/// What is to be settled.
+#[derive(Debug, Clone)]
+enum Target {
+    /// The position read with this number.
+    Read(u64),
+    /// A position that is to be read again.
+    Position(Checkpoint),
+}
+
+impl Target {
+    fn is_settled(&self, view: &View) -> bool {
+        match self {
+            Self::Read(0) => true,
+            Self::Read(number) => view.safe.as_ref().is_some_and(|safe| safe.seq >= *number),
+            Self::Position(position) => view.safe.as_ref().is_some_and(|safe| !position.is_beyond(&safe.position)),
+        }
+    }
 }
 
 /// Everything up to the majority time `head` is settled: the safe position lies beyond that time, or at it with the

@@ -12,13 +12,14 @@ use crate::error::{SourceError, StorageError};
 use crate::ids::{Ownership, SubscriptionId};
 use crate::model::SubscriptionModel;
 use crate::reason::Reason;
-use crate::run::desk::InHand;
+use crate::run::desk::{HeldBack, InHand, View};
 use crate::storage::{CheckpointStorage, Record};
 
 const HEAD_EVERY: Duration = Duration::from_secs(10);
 /// An owner without an answered save for so long asks whether it still is the owner.
 const OWNERSHIP_EVERY: Duration = Duration::from_secs(10);
 const IN_HAND_WARNED: Duration = Duration::from_secs(60);
+const HELD_WARNED: Duration = Duration::from_secs(60);
 
 pub(crate) struct Watchdog<M, S> {
     id: SubscriptionId,
@@ -30,6 +31,8 @@ pub(crate) struct Watchdog<M, S> {
     asked_at: Instant,
     owner: Option<JoinHandle<Result<Option<Record>, StorageError>>>,
     in_hand_warned: Option<Instant>,
+    /// The hold that was warned about, by its beginning.
+    held_warned: Option<Instant>,
 }
 
 /// What the watchdog found out.
@@ -53,12 +56,20 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Watchdog<M, S> {
             asked_at: now,
             owner: None,
             in_hand_warned: None,
+            held_warned: None,
         }
+    }
+
+    /// The run has another fence from now on.
+    pub(crate) fn begin_anew(&mut self, ownership: Ownership) {
+        self.owner = None;
+        self.asked_at = Instant::now();
+        self.ownership = ownership;
     }
 
     /// Asks what is due. `answered` is when a save was last answered; `watching` whether ownership matters now.
     /// Answers when to look again.
-    pub(crate) fn look(&mut self, answered: Instant, watching: bool, in_hand: Option<&InHand>) -> Instant {
+    pub(crate) fn look(&mut self, answered: Instant, watching: bool, view: &View) -> Instant {
         let now = Instant::now();
         let mut wake = self.head_at.max(now);
         if self.head.is_none() && now >= self.head_at {
@@ -80,10 +91,28 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Watchdog<M, S> {
                 wake = wake.min(owner_at);
             }
         }
-        match self.warn_in_hand(in_hand) {
-            Some(at) => wake.min(at),
-            None => wake,
+        let warn_at = [self.warn_in_hand(view.in_hand.as_ref()), self.warn_held(view.held.as_ref())];
+        warn_at.into_iter().flatten().fold(wake, Instant::min)
+    }
+
+    /// Warns once of a hold that lasts: a position that stands still for too long leaves the oplog.
+    fn warn_held(&mut self, held: Option<&HeldBack>) -> Option<Instant> {
+        let HeldBack { since, durable } = held?;
+        if self.held_warned == Some(*since) {
+            return None;
         }
+        let (now, at) = (Instant::now(), *since + HELD_WARNED);
+        if now < at {
+            return Some(at);
+        }
+        self.held_warned = Some(*since);
+        let (id, seconds) = (&self.id, (now - *since).as_secs());
+        let position = durable.as_ref().map_or_else(|| "the beginning".to_owned(), ToString::to_string);
+        warn!(
+            subscription = %id, position, seconds,
+            "subscription {id} has been held at {position} for {seconds} s: nothing behind it is stored until it is declared durable"
+        );
+        None
     }
 
     fn warn_in_hand(&mut self, in_hand: Option<&InHand>) -> Option<Instant> {

@@ -6,8 +6,10 @@ use std::panic::AssertUnwindSafe;
 use futures::FutureExt;
 
 use crate::batch_handler::{BatchHandler, BatchLimits};
+use crate::checkpoint::Checkpoint;
 use crate::delivery::Delivery;
 use crate::handler::{Failure, Handler};
+use crate::hold::Hold;
 use crate::storage::BoxFuture;
 
 /// Handles deliveries. It never panics: a panic of the user's code is a failure.
@@ -16,8 +18,26 @@ pub(crate) trait Work: Send + 'static {
     fn limits(&self) -> BatchLimits;
     /// One attempt at a batch, which is not empty.
     fn work<'a>(&'a mut self, batch: &'a [Delivery]) -> BoxFuture<'a, Done>;
-    /// Begins anew after a call that was dropped in the middle: with a fresh handler, if there is a factory.
-    fn renew(&mut self);
+    /// Begins anew after a call that was dropped in the middle: with a fresh handler, if there is a factory. Answers
+    /// whether it is a fresh one.
+    fn renew(&mut self) -> bool;
+
+    /// Whether what was handled is safe only once it is flushed.
+    fn buffers(&self) -> bool {
+        false
+    }
+    /// Before the first delivery of a handler: where the run stands.
+    fn claimed(&mut self, _from: Option<Checkpoint>, _hold: Hold) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async { Ok(()) })
+    }
+    /// Makes everything up to a position durable. Only what buffers is asked.
+    fn flush(&mut self, through: Checkpoint) -> BoxFuture<'_, Result<Checkpoint, String>> {
+        Box::pin(async { Ok(through) })
+    }
+    /// The run ends. Only what buffers is asked.
+    fn released(&mut self, through: Checkpoint) -> BoxFuture<'_, Result<Checkpoint, String>> {
+        Box::pin(async { Ok(through) })
+    }
 }
 
 /// How far an attempt came.
@@ -27,11 +47,17 @@ pub(crate) struct Done {
     pub(crate) settled: usize,
     /// What went wrong with the one behind them, and what is to follow.
     pub(crate) failed: Option<Failure>,
+    /// A fresh handler goes on.
+    pub(crate) renewed: bool,
 }
 
 impl Done {
-    pub(crate) fn failed(why: impl Into<Failure>) -> Self {
-        Self { settled: 0, failed: Some(why.into()) }
+    pub(crate) fn all(settled: usize) -> Self {
+        Self { settled, failed: None, renewed: false }
+    }
+
+    pub(crate) fn failed(settled: usize, why: impl Into<Failure>) -> Self {
+        Self { settled, failed: Some(why.into()), renewed: false }
     }
 }
 
@@ -44,19 +70,29 @@ struct Source<H> {
 }
 
 impl<H> Source<H> {
-    fn renew(&mut self) {
-        if let Some(factory) = &mut self.factory {
-            // A factory that panics leaves the old handler at work; its panic is reported by the panic hook.
-            if let Ok(fresh) = std::panic::catch_unwind(AssertUnwindSafe(factory)) {
-                self.handler = fresh;
-            }
-        }
+    fn renew(&mut self) -> bool {
+        let Some(factory) = &mut self.factory else { return false };
+        // A factory that panics leaves the old handler at work; its panic is reported by the panic hook.
+        let Ok(fresh) = std::panic::catch_unwind(AssertUnwindSafe(factory)) else { return false };
+        self.handler = fresh;
+        true
     }
 
     /// What a caught panic of its handler comes to.
     fn panicked(&mut self, panic: &(dyn Any + Send)) -> Done {
-        self.renew();
-        Done::failed(format!("the handler panicked: {}", panic_message(panic)))
+        Done { renewed: self.renew(), ..Done::failed(0, panicked(panic)) }
+    }
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> String {
+    format!("the handler panicked: {}", panic_message(panic))
+}
+
+/// A call of the user's code beside deliveries, with its panic caught.
+async fn asked<T>(call: impl Future<Output = Result<T, Failure>>) -> Result<T, String> {
+    match AssertUnwindSafe(call).catch_unwind().await {
+        Ok(answer) => answer.map_err(|failure| failure.to_string()),
+        Err(panic) => Err(panicked(&*panic)),
     }
 }
 
@@ -84,15 +120,34 @@ impl<H: Handler + 'static> Work for HandlerWork<H> {
             // The call itself can panic, not only its future.
             let call = AssertUnwindSafe(async move { handler.handle(batch[0].clone()).await });
             match call.catch_unwind().await {
-                Ok(Ok(())) => Done { settled: 1, failed: None },
-                Ok(Err(failure)) => Done::failed(failure),
+                Ok(Ok(())) => Done::all(1),
+                Ok(Err(failure)) => Done::failed(0, failure),
                 Err(panic) => self.0.panicked(&*panic),
             }
         })
     }
 
-    fn renew(&mut self) {
-        self.0.renew();
+    fn renew(&mut self) -> bool {
+        self.0.renew()
+    }
+
+    fn buffers(&self) -> bool {
+        self.0.handler.buffers()
+    }
+
+    fn claimed(&mut self, from: Option<Checkpoint>, hold: Hold) -> BoxFuture<'_, Result<(), String>> {
+        let handler = &mut self.0.handler;
+        Box::pin(asked(async move { handler.claimed(from, hold).await }))
+    }
+
+    fn flush(&mut self, through: Checkpoint) -> BoxFuture<'_, Result<Checkpoint, String>> {
+        let handler = &mut self.0.handler;
+        Box::pin(asked(async move { handler.flush(through).await }))
+    }
+
+    fn released(&mut self, through: Checkpoint) -> BoxFuture<'_, Result<Checkpoint, String>> {
+        let handler = &mut self.0.handler;
+        Box::pin(asked(async move { handler.released(through).await }))
     }
 }
 
@@ -118,17 +173,15 @@ impl<H: BatchHandler + 'static> Work for BatchWork<H> {
             let handler = &mut self.source.handler;
             let call = AssertUnwindSafe(async move { handler.handle_batch(batch).await });
             match call.catch_unwind().await {
-                Ok(Ok(())) => Done { settled: batch.len(), failed: None },
-                Ok(Err(failure)) => {
-                    Done { settled: failure.settled().min(batch.len()), failed: Some(failure.into_failure()) }
-                }
+                Ok(Ok(())) => Done::all(batch.len()),
+                Ok(Err(failure)) => Done::failed(failure.settled().min(batch.len()), failure.into_failure()),
                 Err(panic) => self.source.panicked(&*panic),
             }
         })
     }
 
-    fn renew(&mut self) {
-        self.source.renew();
+    fn renew(&mut self) -> bool {
+        self.source.renew()
     }
 }
 

@@ -663,3 +663,123 @@ async fn a_letter_whose_answer_never_came_holds_its_document_up_behind_a_pause_t
     let status = until_settled(&subscription, 2).await;
     assert_eq!((lot.world.seen.keys(), status.parked, lot.letters_of(1).await.len()), (vec![1, 1], 2, 2));
 }
+
+/// Keeps handled events back until it flushes, and panics for key 1.
+struct Keeping {
+    kept: Vec<i32>,
+    flushed: Arc<Mutex<Vec<i32>>>,
+}
+
+impl Handler for Keeping {
+    async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
+        assert!(key_of(&delivery) != 1, "it panics");
+        self.kept.push(key_of(&delivery));
+        Ok(())
+    }
+
+    async fn flush(&mut self, through: Checkpoint) -> Result<Checkpoint, Failure> {
+        self.flushed.lock().unwrap().append(&mut self.kept);
+        Ok(through)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_is_lost_with_each_failure_gets_past_it_and_what_it_kept_comes_again() {
+    for (then, counts) in [(Then::DeadLetter, (0, 1)), (Then::Skip, (1, 0))] {
+        let lot = Lot::new();
+        let flushed = Arc::<Mutex<Vec<i32>>>::default();
+        let notes = flushed.clone();
+        let factory = move || Keeping { kept: Vec::new(), flushed: notes.clone() };
+        let action = lot.subscriptions.subscribe_with(ID, factory).save_every(100);
+        let subscription = action.on_failure(OnFailure::retry(2).then(then)).await.unwrap();
+        lot.world.inserts(5..=7);
+        lot.world.insert(1);
+        lot.world.inserts(8..=9);
+        let later = lot.change(1, 1);
+        let ends = |status: &mongosub::Status| status.position.as_ref() == Some(&later) && status.settled >= 7;
+        let status = if then == Then::DeadLetter {
+            until(&subscription, "all are settled", ends).await
+        } else {
+            // The later one fails too.
+            until(&subscription, "both are skipped", |status| ends(status) && status.skipped == 2).await
+        };
+        adds_up(&status);
+        subscription.shutdown().await.unwrap();
+        // What was lost was never flushed; what was flushed and not stored comes again with the second loss.
+        let again = if then == Then::DeadLetter { vec![] } else { vec![5, 6, 7] };
+        assert_eq!(*flushed.lock().unwrap(), [again, vec![5, 6, 7, 8, 9]].concat());
+        let status = subscription.status();
+        assert_eq!((status.skipped.min(1), status.dead_lettered + status.parked.min(1)), (counts.0, counts.1 * 2));
+        assert_eq!(lot.world.stored().await, Some(later));
+        assert_eq!(lot.letters_of(1).await.len(), if then == Then::DeadLetter { 2 } else { 0 });
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_begins_anew_counts_what_comes_again_once() {
+    let lot = Lot::new();
+    let refuse = Arc::new(Mutex::new(false));
+    struct Refusing(Keeping, Arc<Mutex<bool>>);
+    impl Handler for Refusing {
+        async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
+            match key_of(&delivery) {
+                1 => Err(Failure::dead_letter("poisoned")),
+                2 => Err(Failure::skip("not wanted")),
+                _ => self.0.handle(delivery).await,
+            }
+        }
+
+        async fn flush(&mut self, through: Checkpoint) -> Result<Checkpoint, Failure> {
+            if std::mem::take(&mut *self.1.lock().unwrap()) {
+                return Err("not now".into());
+            }
+            self.0.flush(through).await
+        }
+    }
+    let flushed = Arc::<Mutex<Vec<i32>>>::default();
+    let (notes, refuses) = (flushed.clone(), refuse.clone());
+    let factory = move || Refusing(Keeping { kept: Vec::new(), flushed: notes.clone() }, refuses.clone());
+    let subscription = lot.subscriptions.subscribe_with(ID, factory).save_every(8).await.unwrap();
+    *refuse.lock().unwrap() = true;
+    lot.world.inserts(1..=3);
+    lot.change(1, 1);
+    lot.world.inserts(4..=6);
+    // The eighth asks for the save, and so for the flush that is refused.
+    let last = lot.change(1, 2);
+    let status = until_saved(&subscription, &last).await;
+    adds_up(&status);
+    assert_eq!((status.settled, status.handled, status.skipped), (8, 4, 1));
+    assert_eq!((status.dead_lettered, status.parked), (0, 3), "the letters were there already when they came again");
+    assert_eq!(*flushed.lock().unwrap(), [3, 4, 5, 6]);
+    assert_eq!(lot.letters_of(1).await.len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_letter_is_removed_when_a_handler_that_keeps_effects_back_has_flushed_it() {
+    let lot = Lot::new();
+    let subscription = lot.subscribe().await;
+    lot.world.insert(1);
+    until_settled(&subscription, 1).await;
+    struct Flushing(Arc<Mutex<Vec<&'static str>>>, bool);
+    impl Handler for Flushing {
+        async fn claimed(&mut self, _: Option<Checkpoint>, _: mongosub::Hold) -> Result<(), Failure> {
+            self.0.lock().unwrap().push("claimed");
+            Ok(())
+        }
+        async fn handle(&mut self, _: Delivery) -> Result<(), Failure> {
+            self.0.lock().unwrap().push("handled");
+            Ok(())
+        }
+        async fn flush(&mut self, through: Checkpoint) -> Result<Checkpoint, Failure> {
+            self.0.lock().unwrap().push("flushed");
+            if self.1 { Ok(through) } else { Err("not now".into()) }
+        }
+    }
+    let calls = Arc::<Mutex<Vec<_>>>::default();
+    let retried = lot.subscriptions.retry(ID, &key(1), Flushing(calls.clone(), false)).await.unwrap();
+    assert_eq!((retried.handled, &retried.failed.unwrap().error[..]), (0, &["not now".to_owned()][..]));
+    assert_eq!(lot.letters_of(1).await.len(), 1);
+    let retried = lot.subscriptions.retry(ID, &key(1), Flushing(calls.clone(), true)).await.unwrap();
+    assert_eq!((retried.handled, retried.failed), (1, None));
+    assert_eq!(*calls.lock().unwrap(), ["claimed", "handled", "flushed", "claimed", "handled", "flushed"]);
+}

@@ -18,6 +18,7 @@ const LAYERS: &[Layer] = &[
             "error",
             "event",
             "filter",
+            "hold",
             "ids",
             "letter",
             "on_failure",
@@ -25,7 +26,11 @@ const LAYERS: &[Layer] = &[
             "start",
         ],
     },
-    Layer { name: "seams", beside: true, modules: &["batch_handler", "dead_letter", "handler", "model", "storage"] },
+    Layer {
+        name: "seams",
+        beside: true,
+        modules: &["audit", "batch_handler", "dead_letter", "handler", "model", "storage"],
+    },
     Layer {
         name: "backends, status and suites",
         beside: false,

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
 mod batches;
+mod changes;
 mod crash;
 mod dead_letter_storage;
 mod dead_letters;

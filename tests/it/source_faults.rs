@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mongosub::bson::Timestamp;
-use mongosub::{Checkpoint, Reason, SourceError, State, Subscription, SubscriptionError};
+use mongosub::{Checkpoint, OnInvalidate, Reason, SourceError, State, Subscription, SubscriptionError};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -164,9 +164,9 @@ async fn a_finite_feed_ends_with_everything_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_invalidate_is_delivered_and_stored_and_stops_the_run() {
+async fn an_invalidate_stops_a_run_that_is_to_stop_and_the_next_reads_what_came_before_it_started() {
     let world = World::new();
-    let subscription = world.subscribe().await;
+    let subscription = world.action().on_invalidate(OnInvalidate::Stop).await.unwrap();
     world.insert(1);
     let end = world.model.invalidate();
     world.insert(2);

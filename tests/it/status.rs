@@ -192,10 +192,13 @@ async fn a_status_is_a_snapshot_that_serde_writes() {
     }
     insta::assert_snapshot!(serde_json::to_string_pretty(&status).unwrap(), @r#"
     {
+      "dead_lettered": 0,
       "delivered": 1,
       "events": 1,
       "fence": 1767225600000,
+      "handled": 0,
       "head": "1700000000.2",
+      "held": null,
       "id": "orders_v1",
       "in_hand_since": "now",
       "lag": {
@@ -204,6 +207,7 @@ async fn a_status_is_a_snapshot_that_serde_writes() {
       },
       "last_event_at": "now",
       "not_ahead": 0,
+      "parked": 0,
       "position": "1700000000.2",
       "reconnects": 0,
       "replayed": 0,
@@ -211,6 +215,7 @@ async fn a_status_is_a_snapshot_that_serde_writes() {
       "saved_at": "2026-01-01 0:00:00.0 +00:00:00",
       "saves": 0,
       "settled": 0,
+      "skipped": 0,
       "state": {
         "attempts": 1,
         "error": "no",

@@ -57,6 +57,10 @@ async fn every_broken_storage_fails_the_check_that_is_about_it() {
         (Fault::CountsAnewAfterADelete, "a_fence_is_never_given_twice_not_even_after_a_delete"),
         (Fault::LastStartWins, "the_first_start_is_stored_and_no_later_one"),
         (Fault::KeepsClean, "a_save_says_whether_the_run_ended_cleanly_and_a_claim_forgets_it"),
+        (Fault::ForgetsNotes, "a_note_is_stored_with_its_position_and_kept"),
+        (Fault::NotesTwice, "a_note_of_a_save_that_is_made_again_is_kept_once"),
+        (Fault::NotesInVain, "a_note_of_a_save_that_is_refused_is_not_kept"),
+        (Fault::KeepsEveryNote, "the_newest_notes_are_kept"),
     ];
     for (fault, check) in found {
         let report = suite(Some(fault)).await;

@@ -7,7 +7,8 @@ use std::time::Duration;
 use mongosub::bson::{DateTime, doc};
 use mongosub::memory;
 use mongosub::{
-    Checkpoint, Epoch, Fence, Kind, Reason, Start, StartAt, State, SubscribeError, Subscription, SubscriptionError,
+    Checkpoint, Epoch, Fence, Kind, OnInvalidate, Reason, Start, StartAt, State, SubscribeError, Subscription,
+    SubscriptionError,
 };
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -337,9 +338,9 @@ async fn a_fence_never_repeats_not_even_after_a_delete() {
     assert!(fences.windows(2).all(|pair| pair[0] < pair[1]), "{fences:?}");
 }
 
-/// Delivers one event and the `invalidate` behind it.
+/// Delivers one event and the `invalidate` behind it, and stops there.
 async fn invalidated(world: &World) -> (Subscription, Checkpoint) {
-    let subscription = world.subscribe().await;
+    let subscription = world.action().on_invalidate(OnInvalidate::Stop).await.unwrap();
     world.model.push(memory::insert(1, doc! {}));
     let end = world.model.invalidate();
     assert_eq!(ended(&subscription).await, Reason::Invalidated { position: end.clone() });
@@ -347,7 +348,7 @@ async fn invalidated(world: &World) -> (Subscription, Checkpoint) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_invalidate_is_delivered_and_stored_and_stops_the_run() {
+async fn an_invalidate_is_delivered_and_stored_and_stops_a_run_that_is_to_stop() {
     let world = World::new();
     let (subscription, end) = invalidated(&world).await;
     assert_eq!(world.seen.all().last().map(|seen| &seen.position), Some(&end));
@@ -403,7 +404,7 @@ async fn a_run_behind_an_invalidate_that_ends_before_any_event_is_still_behind_i
 #[tokio::test(start_paused = true)]
 async fn an_invalidate_that_was_not_stored_comes_again() {
     let world = World::new();
-    let action = world.subscriptions.subscribe(ID, world.seen.handler());
+    let action = world.action().on_invalidate(OnInvalidate::Stop);
     let subscription = action.shutdown_grace(Duration::from_secs(1)).await.unwrap();
     world.storage.every_save(Fault::Fail);
     world.model.push(memory::insert(1, doc! {}));
@@ -411,7 +412,7 @@ async fn an_invalidate_that_was_not_stored_comes_again() {
     assert_eq!(ended(&subscription).await.name(), "invalidated");
     assert_ne!(world.stored().await, Some(end.clone()));
     let next = world.restarted();
-    let subscription = next.subscribe().await;
+    let subscription = next.action().on_invalidate(OnInvalidate::Stop).await.unwrap();
     assert_eq!(ended(&subscription).await, Reason::Invalidated { position: end.clone() });
     assert_eq!(repeats(&next), [(1, true), (-1, true)]);
     assert_eq!(next.stored().await, Some(end));

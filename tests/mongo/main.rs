@@ -23,6 +23,7 @@ mod quiet;
 mod reopen;
 mod rights;
 mod seen;
+mod source;
 mod storage;
 mod subscribe_command;
 #[path = "../support/mod.rs"]
@@ -64,6 +65,7 @@ fn tests() -> Vec<libtest_mimic::Trial> {
         on_any_server(reopen::tests()),
         on_any_server(rights::tests()),
         on_any_server(storage::tests()),
+        source::tests(),
         subscribe_command::tests(),
         on_any_server(two_processes::tests()),
     ]

@@ -25,6 +25,7 @@ use crate::durable::{DurableSubscriptions, Subscribe};
 use crate::error::SubscriptionError;
 use crate::mongo::{self, ChangeStreamModel, MongoCheckpointStorage, Unless};
 use crate::reason::Reason;
+use crate::run::changes::OnInvalidate;
 use crate::start::StartAt;
 use crate::status::State;
 use crate::subscription::Subscription;
@@ -88,7 +89,10 @@ async fn follow(args: &Args) -> Ending {
     let checkpoints = client.database(&args.checkpoints.db).collection::<Document>(&args.checkpoints.collection);
     let subscriptions = DurableSubscriptions::new(model, MongoCheckpointStorage::new(&checkpoints));
     let lines = Lines::new(args.format, writer.clone(), reader_gone.clone());
-    let action = subscriptions.subscribe_batches(id, BatchLimits::new(lines::TOGETHER), lines).start_at(start_at);
+    let action = subscriptions
+        .subscribe_batches(id, BatchLimits::new(lines::TOGETHER), lines)
+        .start_at(start_at)
+        .on_invalidate(OnInvalidate::Stop);
     let started = tokio::select! {
         started = configured(action, args).into_future() => started,
         signal = signals.next() => return Ending::before_start(id, Why::Signal(signal)),

@@ -1,6 +1,7 @@
 //! The suite for [`CheckpointStorage`]s: the laws of claims, saves and deletes.
 
 mod claims;
+mod notes;
 mod positions;
 mod saves;
 
@@ -75,6 +76,10 @@ fn checks<S: CheckpointStorage>() -> Vec<(&'static str, Check<S>)> {
         positions::positions_of_one_epoch_are_in_order,
         positions::an_epoch_beats_every_position_of_an_older_one,
         positions::text_has_no_order,
+        notes::a_note_is_stored_with_its_position_and_kept,
+        notes::a_note_of_a_save_that_is_made_again_is_kept_once,
+        notes::a_note_of_a_save_that_is_refused_is_not_kept,
+        notes::the_newest_notes_are_kept,
     ]
 }
 

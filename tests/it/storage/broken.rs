@@ -32,6 +32,14 @@ pub(super) enum Fault {
     LastStartWins,
     /// A claim leaves `clean` set.
     KeepsClean,
+    /// A save forgets the notes before it.
+    ForgetsNotes,
+    /// A note of a save that is made again is there twice.
+    NotesTwice,
+    /// A note is kept though the save is refused.
+    NotesInVain,
+    /// Every note is kept for ever.
+    KeepsEveryNote,
 }
 
 #[derive(Debug, Clone)]
@@ -137,7 +145,24 @@ impl CheckpointStorage for Broken {
             None => true,
         };
         if !ahead {
+            if let Some(note) = save.note.as_ref().filter(|_| self.is(Fault::NotesInVain)) {
+                record.note(note, DateTime::from_millis(*count));
+            }
             return Ok(SaveOutcome::NotAhead);
+        }
+        if self.is(Fault::ForgetsNotes) {
+            (record.gaps, record.skips) = (Vec::new(), Vec::new());
+        }
+        if let Some(note) = &save.note {
+            let before = (record.gaps.clone(), record.skips.clone());
+            record.note(note, DateTime::from_millis(*count));
+            let is_new = (&record.gaps, &record.skips) != (&before.0, &before.1);
+            if self.is(Fault::NotesTwice) || (self.is(Fault::KeepsEveryNote) && is_new) {
+                let mut alone = Record::empty(save.id.clone());
+                alone.note(note, DateTime::from_millis(*count));
+                record.gaps = before.0.into_iter().chain(alone.gaps).collect();
+                record.skips = before.1.into_iter().chain(alone.skips).collect();
+            }
         }
         record.position = Some(save.position.clone());
         record.kind = Some(save.kind);

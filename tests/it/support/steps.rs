@@ -133,6 +133,10 @@ impl SubscriptionModel for SteppedModel {
     async fn identity(&self) -> Result<Identity, SourceError> {
         self.steps.step("identity", self.inner.identity()).await
     }
+
+    async fn ended_since(&self, from: &Checkpoint, collection_uuid: &str) -> Result<bool, SourceError> {
+        self.steps.step("ended_since", self.inner.ended_since(from, collection_uuid)).await
+    }
 }
 
 #[derive(Clone)]

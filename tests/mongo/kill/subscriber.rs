@@ -189,6 +189,10 @@ impl SubscriptionModel for Model {
         self.trap.step(Point::Identified).await;
         identity
     }
+
+    async fn ended_since(&self, from: &Checkpoint, collection_uuid: &str) -> Result<bool, SourceError> {
+        self.inner.ended_since(from, collection_uuid).await
+    }
 }
 
 struct TrappedReader {

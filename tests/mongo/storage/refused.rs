@@ -22,20 +22,25 @@ const FENCE: i64 = 7;
 
 /// Our part of a record, with something in it changed.
 fn ours(change: Document) -> Document {
-    let mut ours = doc! {
+    let ours = doc! {
         "schema": 1_i64, "fence": FENCE, "owner": OWNER, "claimedAt": DateTime::from_millis(1), "epoch": 5_i64,
         "kind": "event", "clusterTime": TIME, "savedAt": DateTime::from_millis(2), "pipeline": "p",
         "source": { "scope": "collection", "db": "d", "collection": "c", "collectionUUID": "u", "setName": "s" },
         "clean": false,
     };
+    changed(ours, change)
+}
+
+/// `Undefined` removes a field.
+fn changed(mut document: Document, change: Document) -> Document {
     for (field, value) in change {
         if value == Bson::Undefined {
-            ours.remove(&field);
+            document.remove(&field);
         } else {
-            ours.insert(field, value);
+            document.insert(field, value);
         }
     }
-    ours
+    document
 }
 
 /// A whole record with something in our part changed. `Undefined` removes a field.
@@ -45,7 +50,7 @@ fn record(change: Document) -> Document {
 
 /// What cannot be read, with the field at fault.
 fn unreadable() -> Vec<(&'static str, Document)> {
-    [wrong_positions(), wrong_texts(), wrong_parts_of_ours(), wrong_fields_of_ours()].concat()
+    [wrong_positions(), wrong_texts(), wrong_parts_of_ours(), wrong_fields_of_ours(), wrong_notes()].concat()
 }
 
 /// Of the wrong type, or several at once.
@@ -193,6 +198,63 @@ fn wrong_fields_of_ours() -> Vec<(&'static str, Document)> {
     cases
 }
 
+fn gap(change: Document) -> Document {
+    let at = DateTime::from_millis(3);
+    changed(doc! { "from": HEX, "to": "17.1", "scope": "collection", "db": "d", "collection": "c", "at": at }, change)
+}
+
+fn skipped(change: Document) -> Document {
+    let at = DateTime::from_millis(3);
+    changed(doc! { "from": HEX, "through": "17.1", "reason": "r", "by": OWNER, "at": at }, change)
+}
+
+/// Lists of notes in which one entry is wrong.
+fn wrong_notes() -> Vec<(&'static str, Document)> {
+    let gone = Bson::Undefined;
+    let mut cases = Vec::new();
+    for list in ["gaps", "skips"] {
+        let good = Bson::from(if list == "gaps" { gap(doc! {}) } else { skipped(doc! {}) });
+        let path: &'static str = Box::leak(format!("mongosub.{list}").into_boxed_str());
+        for wrong in [Bson::Null, good.clone(), "gaps".into(), vec![Bson::Null].into(), vec![good, 1.into()].into()] {
+            cases.push((path, record(doc! { list: wrong })));
+        }
+        cases.push((path, record(doc! { list: [[]] })));
+    }
+    let gaps = [
+        ("from", doc! { "from": gone.clone() }),
+        ("from", doc! { "from": null }),
+        ("from", doc! { "from": TIME }),
+        ("to", doc! { "to": gone.clone() }),
+        ("to", doc! { "to": 1 }),
+        ("scope", doc! { "scope": gone.clone() }),
+        ("scope", doc! { "scope": "cluster" }),
+        ("db", doc! { "db": 1 }),
+        ("collection", doc! { "collection": null }),
+        ("at", doc! { "at": gone.clone() }),
+        ("at", doc! { "at": 3_i64 }),
+    ];
+    for (field, change) in gaps {
+        let path: &'static str = Box::leak(format!("mongosub.gaps.{field}").into_boxed_str());
+        cases.push((path, record(doc! { "gaps": [gap(doc! {}), gap(change)] })));
+    }
+    let skips = [
+        ("from", doc! { "from": gone.clone() }),
+        ("from", doc! { "from": 1 }),
+        ("through", doc! { "through": null }),
+        ("through", doc! { "through": gone.clone() }),
+        ("reason", doc! { "reason": gone.clone() }),
+        ("reason", doc! { "reason": ["r"] }),
+        ("by", doc! { "by": 1 }),
+        ("at", doc! { "at": TIME }),
+        ("at", doc! { "at": gone }),
+    ];
+    for (field, change) in skips {
+        let path: &'static str = Box::leak(format!("mongosub.skips.{field}").into_boxed_str());
+        cases.push((path, record(doc! { "skips": [skipped(change)] })));
+    }
+    cases
+}
+
 async fn refused_records(database: Database) {
     let (storage, collection) = storage(&database);
     let own = Ownership { fence: Fence(FENCE), owner: Owner::new(OWNER) };
@@ -255,6 +317,10 @@ fn odd() -> Vec<(Option<Checkpoint>, Document)> {
         // Our own text, whatever another program would mean by it.
         (Some(Checkpoint::Text(HEX.into())), doc! { "checkpoint": HEX, "mongosub": ours(doc! {}) }),
         (None, doc! { "mongosub": ours(doc! {}) }),
+        (None, doc! { "mongosub": ours(doc! { "gaps": [], "skips": [] }) }),
+        (None, doc! { "mongosub": ours(doc! { "gaps": [gap(doc! { "scope": "deployment", "db": 1, "x": 1 })] }) }),
+        (None, doc! { "mongosub": ours(doc! { "gaps": vec![gap(doc! {}); 40], "skips": vec![skipped(doc! {}); 40] }) }),
+        (None, doc! { "mongosub": ours(doc! { "skips": [skipped(doc! { "from": null, "reason": "" })] }) }),
     ]
 }
 

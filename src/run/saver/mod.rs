@@ -1,6 +1,8 @@
 //! Holds the newest position that is to be stored and writes it: one write in flight, forward only. It knows the
 //! storage's seam and the clock, not the handler: a failing write is retried alone.
 
+mod next;
+
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -10,8 +12,9 @@ use tracing::{debug, warn};
 use crate::backoff::Backoff;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::StorageError;
+use crate::ids::{Epoch, Ownership};
 use crate::reason::Reason;
-use crate::run::desk::{Desk, View};
+use crate::run::desk::Desk;
 use crate::run::policy::SaveMode;
 use crate::run::progress::Mark;
 use crate::run::repeats::Repeats;
@@ -29,6 +32,8 @@ const QUIET_FAILURES: u32 = 3;
 pub(crate) struct Saver<S> {
     storage: S,
     template: Save,
+    /// The epoch of this run that the template's source was seen in.
+    source_epoch: u32,
     /// What is stored at the start, to be stored once more as it is when a run ends cleanly before any read.
     resumed: Option<Save>,
     mode: SaveMode,
@@ -85,6 +90,7 @@ impl<S: CheckpointStorage> Saver<S> {
         Self {
             storage,
             template,
+            source_epoch: 0,
             mode,
             quiet,
             stored: resumed.as_ref().map(|save| Mark { kind: save.kind, ..Mark::start(save.position.clone()) }),
@@ -111,6 +117,11 @@ impl<S: CheckpointStorage> Saver<S> {
         self.stored.as_ref()
     }
 
+    /// The epoch of the positions it stores.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.template.epoch
+    }
+
     /// When a save was last answered: the proof that the record is still the run's own.
     pub(crate) fn answered(&self) -> Instant {
         self.answered
@@ -120,13 +131,8 @@ impl<S: CheckpointStorage> Saver<S> {
         self.last_error.as_ref()
     }
 
-    fn is_writing(&self) -> bool {
+    pub(crate) fn is_writing(&self) -> bool {
         self.in_flight.is_some()
-    }
-
-    /// The position that is still to be stored for `view`, as far as it may be.
-    pub(crate) fn outstanding<'v>(&self, view: &'v View) -> Option<&'v Mark> {
-        view.storable.as_ref().filter(|mark| self.is_ahead(mark) && (self.recorded || mark.events > 0))
     }
 
     /// Everything storable is wanted now, until the position with this number is stored. Answers whether that is news.
@@ -150,13 +156,20 @@ impl<S: CheckpointStorage> Saver<S> {
         self.retry_at = None;
     }
 
-    pub(crate) fn is_frozen(&self) -> bool {
-        self.frozen
+    /// The run begins anew from `stored`, with another fence. No write is in flight.
+    pub(crate) fn begin_anew(&mut self, ownership: &Ownership, stored: Option<Mark>) {
+        self.template.ownership = ownership.clone();
+        if let Some(resumed) = &mut self.resumed {
+            resumed.ownership = ownership.clone();
+        }
+        self.stored = stored;
+        (self.urgent, self.wanted_since, self.clean) = (None, None, false);
+        self.answered = Instant::now();
+        self.thaw();
     }
 
-    /// Whether a quiet write is due as soon as the storable position moves.
-    pub(crate) fn awaits_movement(&self) -> bool {
-        !self.frozen && self.quiet_at().is_some_and(|at| at <= Instant::now())
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen
     }
 
     /// The run ends with everything it delivered stored: the record shall say so.
@@ -164,57 +177,18 @@ impl<S: CheckpointStorage> Saver<S> {
         self.clean = true;
     }
 
-    /// Whether nothing is left to write of what was asked for.
-    pub(crate) fn is_done(&self, view: &View) -> bool {
-        !self.is_writing() && (self.frozen || self.has_no_more(view))
-    }
-
-    fn has_no_more(&self, view: &View) -> bool {
-        self.outstanding(view).is_none() && !(self.clean && self.stored.is_some())
-    }
-
-    fn is_ahead(&self, mark: &Mark) -> bool {
-        self.stored.as_ref().is_none_or(|stored| mark.seq > stored.seq)
-    }
-
-    fn quiet_at(&self) -> Option<Instant> {
-        self.quiet.filter(|_| self.quiet_allowed).map(|interval| self.last_sent + interval)
-    }
-
-    /// What to write next, why, and from when on; one moment serves the whole decision.
-    fn next(&self, view: &View, now: Instant) -> Option<(Mark, Why, Instant)> {
-        if self.frozen {
-            return None;
-        }
-        let storable = self.outstanding(view);
-        let requested = view.requested.as_ref().filter(|mark| self.is_ahead(mark));
-        let retry_at = self.retry_at.unwrap_or(now);
-        if self.urgent.is_some()
-            && let Some(mark) = storable
-        {
-            return Some((mark.clone(), Why::Wanted, retry_at));
-        }
-        let quiet = storable.and_then(|mark| Some((mark, self.quiet_at()?)));
-        if let Some(mark) = requested {
-            let spaced = match (self.mode, self.last_answer) {
-                (SaveMode::WriteBehind, Some(last)) => last + SPACING,
-                _ => now,
-            };
-            // A quiet position that is due replaces the event's, and the write stays wanted.
-            let mark = quiet.filter(|(_, at)| *at <= now).map_or(mark, |(mark, _)| mark);
-            return Some((mark.clone(), Why::Wanted, spaced.max(retry_at)));
-        }
-        if let Some((mark, at)) = quiet {
-            return Some((mark.clone(), Why::Quiet, at));
-        }
-        let stored = self.stored.as_ref().filter(|_| self.clean)?;
-        Some((stored.clone(), Why::Clean, retry_at))
-    }
-
     /// Sends the next write if its time has come. Answers when to ask again.
     pub(crate) fn send(&mut self, desk: &Desk, board: &Board) -> Option<Instant> {
         let view = desk.view();
         let now = Instant::now();
+        if desk.take_save_request()
+            && let Some(up_to) = self.outstanding(&view).map(|mark| mark.seq)
+        {
+            self.hurry(up_to);
+        }
+        if self.awaits_flush(&view, now) {
+            desk.want_flush();
+        }
         let next = self.next(&view, now);
         if let Some((_, Why::Wanted, _)) = next {
             let since = *self.wanted_since.get_or_insert(now);
@@ -248,9 +222,19 @@ impl<S: CheckpointStorage> Saver<S> {
             return Save { clean: self.clean, ..resumed.clone() };
         }
         if let Some(source) = &mut self.template.source {
+            // Behind an `invalidate` the collection is another one.
+            if mark.epoch != self.source_epoch {
+                (source.collection_uuid, self.source_epoch) = (None, mark.epoch);
+            }
             source.see(&mark.position);
         }
-        Save { position: mark.position.clone(), kind: mark.kind, clean: self.clean, ..self.template.clone() }
+        Save {
+            epoch: Epoch(self.template.epoch.0 + i64::from(mark.epoch)),
+            position: mark.position.clone(),
+            kind: mark.kind,
+            clean: self.clean,
+            ..self.template.clone()
+        }
     }
 
     fn give_up_waiting(&mut self, desk: &Desk, board: &Board) {

@@ -1,0 +1,378 @@
+//! Where the deliver task and the saver's task meet: what is read, settled, storable and wanted, and whether the next
+//! event may be handed out. Data goes from deliver to saver; back come only the gate and the wish for a flush.
+
+mod hold;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::ids::Fence;
+use crate::run::policy::{Policy, SavePolicy};
+use crate::run::progress::{Mark, Progress};
+
+#[derive(Debug)]
+pub(crate) struct Desk {
+    inner: Mutex<Inner>,
+    /// Wakes the saver's task: a save is asked for, or something it watches has moved.
+    news: Notify,
+    gate: watch::Sender<Gate>,
+    /// Wakes the deliver task: the handler is to flush.
+    flush: Notify,
+}
+
+#[derive(Debug)]
+struct Inner {
+    fence: Fence,
+    progress: Progress,
+    policy: Policy,
+    in_hand: Option<InHand>,
+    /// The last event handed out.
+    handed_out: Option<Checkpoint>,
+    /// The last event handed out and not settled when it was given up: everything up to it comes again.
+    given_up: Option<Checkpoint>,
+    /// The saver wants to hear of every movement, not of asked-for saves alone.
+    watched: bool,
+    /// The saver has been woken for a save that was asked for, and has not sent one since.
+    told: bool,
+    woken: bool,
+    /// The handler asks for a save of everything that may be stored.
+    save_requested: bool,
+    /// The handler is to flush what may be stored.
+    flush_wanted: bool,
+    /// A save is asked for as soon as it has.
+    save_after_flush: bool,
+    /// Since when something handled has not been declared durable, under a hold.
+    held_since: Option<Instant>,
+}
+
+/// What the handler has: the first event of it that is not settled.
+#[derive(Debug, Clone)]
+pub(crate) struct InHand {
+    pub(crate) position: Checkpoint,
+    /// The last event of it.
+    last: Checkpoint,
+    pub(crate) since: Instant,
+}
+
+/// What follows from an event that is settled.
+#[derive(Debug, Default)]
+pub(crate) struct Settled {
+    /// The number of the position a save was asked for, if one was.
+    pub(crate) wanted: Option<u64>,
+    pub(crate) safe: Option<Checkpoint>,
+}
+
+/// What is to be flushed, and the last event handed out, beyond which no answer can be.
+#[derive(Debug)]
+pub(crate) struct Unflushed {
+    pub(crate) through: Mark,
+    pub(crate) delivered: Checkpoint,
+}
+
+/// What the saver tells the deliver task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Gate {
+    /// No event may be handed out until a save succeeds.
+    pub(crate) closed: bool,
+    /// The newest stored position of this run, by its number.
+    pub(crate) stored: u64,
+}
+
+/// What the saver sees at one moment.
+#[derive(Debug, Clone)]
+pub(crate) struct View {
+    pub(crate) safe: Option<Mark>,
+    /// The furthest position that may be stored, once the handler has flushed it.
+    pub(crate) storable: Option<Mark>,
+    /// How far the handler has flushed of it: what may be stored at once.
+    pub(crate) flushed: Option<Mark>,
+    pub(crate) requested: Option<Mark>,
+    pub(crate) last_read: u64,
+    pub(crate) all_settled: bool,
+    pub(crate) in_hand: Option<InHand>,
+    pub(crate) held: Option<HeldBack>,
+}
+
+/// What a hold keeps from being stored.
+#[derive(Debug, Clone)]
+pub(crate) struct HeldBack {
+    pub(crate) since: Instant,
+    /// The last position declared durable.
+    pub(crate) durable: Option<Checkpoint>,
+}
+
+impl Desk {
+    pub(crate) fn new(fence: Fence, start: Option<Checkpoint>, save: SavePolicy, saves_quiet: bool) -> Self {
+        let progress = Progress::new(start);
+        let policy = Policy::new(save, saves_quiet, progress.safe().cloned());
+        let inner = Inner {
+            fence,
+            progress,
+            policy,
+            in_hand: None,
+            handed_out: None,
+            given_up: None,
+            watched: false,
+            told: false,
+            woken: false,
+            save_requested: false,
+            flush_wanted: false,
+            save_after_flush: false,
+            held_since: None,
+        };
+        let gate = watch::Sender::new(Gate::default());
+        Self { inner: Mutex::new(inner), news: Notify::new(), gate, flush: Notify::new() }
+    }
+
+    /// From now on only what is declared durable may be stored.
+    pub(crate) fn hold(&self) {
+        self.inner().policy.hold();
+    }
+
+    /// From now on only what the handler has flushed may be stored.
+    pub(crate) fn put_up_barrier(&self) {
+        self.inner().policy.put_up_barrier();
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // Called by the deliver task.
+
+    /// An event was read; the number it settles under.
+    pub(crate) fn read_event(&self, position: Checkpoint, kind: Kind) -> u64 {
+        self.inner().progress.event(position, kind)
+    }
+
+    pub(crate) fn read_quiet(&self, position: Checkpoint) {
+        let mut inner = self.inner();
+        inner.progress.quiet(position);
+        if inner.progress.all_settled()
+            && let Some(safe) = inner.progress.safe().cloned()
+        {
+            inner.policy.quiet(&safe);
+            inner.note_held();
+        }
+        self.tell(inner, false);
+    }
+
+    /// The events from `first` to `last` are with the handler.
+    pub(crate) fn hand_out(&self, first: Checkpoint, last: Checkpoint) {
+        let mut inner = self.inner();
+        inner.handed_out = Some(last.clone());
+        inner.in_hand = Some(InHand { position: first, last, since: Instant::now() });
+    }
+
+    /// The first event in hand is settled; `next` is the one behind it, if it is still in hand.
+    pub(crate) fn settle(&self, seq: u64, accepted: bool, next: Option<&Checkpoint>) -> Settled {
+        let mut inner = self.inner();
+        match (next, &mut inner.in_hand) {
+            (Some(next), Some(in_hand)) => in_hand.position = next.clone(),
+            _ => inner.in_hand = None,
+        }
+        inner.progress.settle(seq);
+        let Some(safe) = inner.progress.safe().cloned() else { return Settled::default() };
+        inner.given_up.take_if(|given_up| !given_up.is_beyond(&safe.position));
+        let wanted = inner.policy.settled(&safe, accepted);
+        inner.note_held();
+        // With a barrier the saver hears of it when the handler has flushed.
+        let flushes = wanted && inner.policy.has_barrier();
+        inner.save_after_flush |= flushes;
+        self.tell(inner, wanted && !flushes);
+        Settled { wanted: wanted.then_some(safe.seq), safe: Some(safe.position) }
+    }
+
+    /// What the handler is to flush: the furthest position that may be stored, if it has not been flushed.
+    pub(crate) fn unflushed(&self) -> Option<Unflushed> {
+        let mut inner = self.inner();
+        inner.flush_wanted = false;
+        if !inner.policy.has_barrier() {
+            return None;
+        }
+        let through = inner.policy.storable()?;
+        if inner.policy.flushed_up_to().is_some_and(|flushed| flushed.seq >= through.seq) {
+            return None;
+        }
+        let delivered = inner.handed_out.clone().filter(|last| last.is_beyond(&through.position));
+        Some(Unflushed { delivered: delivered.unwrap_or_else(|| through.position.clone()), through: through.clone() })
+    }
+
+    /// The handler has flushed everything up to a position.
+    pub(crate) fn flushed(&self, mark: &Mark) {
+        let mut inner = self.inner();
+        let wanted = std::mem::take(&mut inner.save_after_flush);
+        inner.policy.flushed(mark, wanted);
+        self.tell(inner, wanted);
+    }
+
+    /// What was not flushed is lost with its handler, and is not waited for any more.
+    pub(crate) fn lose_unflushed(&self) {
+        let mut inner = self.inner();
+        inner.save_after_flush = false;
+        inner.policy.lose_unflushed();
+    }
+
+    /// The run ends, and its handler lets everything up to a position be stored, which is no more than may be.
+    pub(crate) fn released(&self, mark: &Mark) {
+        self.inner().policy.released(mark);
+    }
+
+    /// The furthest position that may be stored, flushed or not.
+    pub(crate) fn storable(&self) -> Option<Mark> {
+        self.inner().policy.storable().cloned()
+    }
+
+    /// Whether something handled is lost when the handler is: it was declined, not declared durable, or not flushed.
+    pub(crate) fn keeps_something_unsafe(&self) -> bool {
+        let inner = self.inner();
+        let events = |mark: Option<&Mark>| mark.map_or(0, |mark| mark.events);
+        events(inner.progress.safe()) > events(inner.policy.flushed_up_to())
+    }
+
+    pub(crate) fn flush_is_wanted(&self) -> bool {
+        self.inner().flush_wanted
+    }
+
+    /// Completes when a flush is wanted.
+    ///
+    /// # Cancel safety
+    /// The wish stays, and shows in `flush_is_wanted`.
+    pub(crate) fn flush_wanted(&self) -> Notified<'_> {
+        self.flush.notified()
+    }
+
+    /// The reader is closed: what is not settled will be read again.
+    pub(crate) fn abandon(&self) {
+        let mut inner = self.inner();
+        if let Some(in_hand) = inner.in_hand.take() {
+            inner.given_up = Some(in_hand.last);
+        }
+        inner.progress.abandon();
+        self.tell(inner, false);
+    }
+
+    /// The last event handed out and given up unsettled, which comes again.
+    pub(crate) fn given_up(&self) -> Option<Checkpoint> {
+        self.inner().given_up.clone()
+    }
+
+    /// The last settled position.
+    pub(crate) fn safe(&self) -> Option<Checkpoint> {
+        self.inner().progress.safe().map(|mark| mark.position.clone())
+    }
+
+    /// How many epochs have begun in this run before what is read next.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.inner().progress.epoch()
+    }
+
+    pub(crate) fn gate(&self) -> watch::Receiver<Gate> {
+        self.gate.subscribe()
+    }
+
+    /// The newest stored position, by its number.
+    pub(crate) fn stored(&self) -> u64 {
+        self.gate.borrow().stored
+    }
+
+    pub(crate) fn gate_is(&self, open: impl Fn(&Gate) -> bool) -> bool {
+        open(&self.gate.borrow())
+    }
+
+    /// Whether the saver's task was woken since the last call.
+    pub(crate) fn has_woken(&self) -> bool {
+        std::mem::take(&mut self.inner().woken)
+    }
+
+    fn tell(&self, mut inner: MutexGuard<'_, Inner>, asked: bool) {
+        if inner.watched || (asked && !inner.told) {
+            (inner.told, inner.woken) = (true, true);
+            drop(inner);
+            self.news.notify_one();
+        }
+    }
+
+    // Called by the saver's task.
+
+    pub(crate) fn view(&self) -> View {
+        let inner = self.inner();
+        View {
+            held: inner.held_since.map(|since| HeldBack {
+                since,
+                durable: inner.policy.held().flatten().map(|mark| mark.position.clone()),
+            }),
+            safe: inner.progress.safe().cloned(),
+            storable: inner.policy.storable().cloned(),
+            flushed: inner.policy.flushed_up_to().cloned(),
+            requested: inner.policy.requested().cloned(),
+            last_read: inner.progress.last_read(),
+            all_settled: inner.progress.all_settled(),
+            in_hand: inner.in_hand.clone(),
+        }
+    }
+
+    /// A write is sent. What is asked for from now on is news again; until then one wake stands for all, since nothing
+    /// newer could be sent, and when the write is answered the saver looks anyway.
+    pub(crate) fn sending(&self) {
+        self.inner().told = false;
+    }
+
+    /// Whether every movement is to be told from now on.
+    pub(crate) fn watch(&self, every: bool) {
+        self.inner().watched = every;
+    }
+
+    /// A position is stored: the count of the save policy starts again behind it, and delivery may go on.
+    pub(crate) fn saved(&self, mark: &Mark) {
+        self.inner().policy.saved(mark.events);
+        self.gate.send_replace(Gate { closed: false, stored: mark.seq });
+    }
+
+    /// Wants the handler to flush what may be stored.
+    pub(crate) fn want_flush(&self) {
+        if !std::mem::replace(&mut self.inner().flush_wanted, true) {
+            self.flush.notify_one();
+        }
+    }
+
+    /// Whether the handler has asked for a save since the last call.
+    pub(crate) fn take_save_request(&self) -> bool {
+        std::mem::take(&mut self.inner().save_requested)
+    }
+
+    /// The run begins anew behind `start`, under another fence: what was handled behind it is lost with its handler.
+    pub(crate) fn begin_anew(&self, fence: Fence, start: Option<Mark>, save: SavePolicy, saves_quiet: bool) {
+        let mut inner = self.inner();
+        let (held, barrier) = (inner.policy.held().is_some(), inner.policy.has_barrier());
+        inner.fence = fence;
+        inner.given_up = inner.handed_out.clone();
+        inner.in_hand = None;
+        inner.held_since = None;
+        (inner.flush_wanted, inner.save_after_flush) = (false, false);
+        inner.progress.go_back(start.clone());
+        inner.policy = Policy::new(save, saves_quiet, start);
+        if held {
+            inner.policy.hold();
+        }
+        if barrier {
+            inner.policy.put_up_barrier();
+        }
+    }
+
+    pub(crate) fn close_gate(&self) {
+        self.gate.send_if_modified(|gate| !std::mem::replace(&mut gate.closed, true));
+    }
+
+    /// Completes when something has changed since the last call.
+    ///
+    /// # Cancel safety
+    /// No news is lost by dropping it.
+    pub(crate) async fn news(&self) {
+        self.news.notified().await;
+    }
+}
