@@ -60,8 +60,8 @@ impl State {
 
 /// A snapshot of a subscription. All counts are of this run, since `subscribe`.
 ///
-/// events = filtered + delivered + in flight (what was skipped before it was handed out stays there); delivered = settled +
-/// unsettled.
+/// events = filtered + delivered + in flight; delivered = settled + unsettled; settled = handled + skipped + dead-lettered +
+/// parked.
 ///
 /// *Idle*, *dead* and *behind* are told apart by two figures: a subscription that is idle has an old
 /// [`last_event_at`](Self::last_event_at) and a small [`lag`](Self::lag), one that is behind has a large lag.
@@ -111,12 +111,21 @@ pub struct Status {
     /// Events read once more and dropped, because the position that the stream was opened at covers them: a stream is opened
     /// at a time, which an event or a whole transaction can share.
     pub filtered: u64,
-    /// Events handed to the handler, each counted once however often it was tried.
+    /// Events handed out, each counted once however often it was tried: to the handler, to be parked, or stepped over by
+    /// hand.
     pub delivered: u64,
-    /// Events settled: handled, or handed out and then skipped.
+    /// Events settled, whatever settled them.
     pub settled: u64,
-    /// Events stepped over by hand that are known of: those that had been read, and one that was too large to be.
+    /// Events for which the handler returned `Ok`.
+    pub handled: u64,
+    /// Events that the failure policy or a verdict of the handler passed over, and those stepped over by hand that are
+    /// known of: they had been read, or were too large to be.
     pub skipped: u64,
+    /// Events that failed and were put into the dead letter storage.
+    pub dead_lettered: u64,
+    /// Events that went into the dead letter storage behind an earlier event of their document, without a call of the
+    /// handler. One that comes again after a crash, and is in there already, counts here.
+    pub parked: u64,
     /// Deliveries that the handler may have seen in an earlier run.
     pub replayed: u64,
     /// How often the reader has reopened its cursor.
@@ -171,7 +180,10 @@ impl Status {
             filtered: 0,
             delivered: 0,
             settled: 0,
+            handled: 0,
             skipped: 0,
+            dead_lettered: 0,
+            parked: 0,
             replayed: 0,
             reconnects: 0,
             saves: 0,
@@ -218,6 +230,8 @@ pub(crate) struct Conditions {
     /// The handler flushes for long.
     pub(crate) flushing: Option<Reason>,
     pub(crate) storage: Option<Reason>,
+    /// Why a dead letter is not stored yet.
+    pub(crate) letters: Option<Reason>,
     /// What ails the reader.
     pub(crate) source: Option<Reason>,
     /// Why there is no reader.
@@ -228,8 +242,8 @@ pub(crate) struct Conditions {
 impl Conditions {
     /// The one state that says most about what a person would want to know.
     fn state(&self) -> State {
-        let retrying = [&self.handler, &self.flushing, &self.storage, &self.opening, &self.source];
-        let retrying = retrying.into_iter().find_map(Option::as_ref);
+        let Self { handler, flushing, letters, storage, opening, source, .. } = self;
+        let retrying = [handler, flushing, letters, storage, opening, source].into_iter().find_map(Option::as_ref);
         match (&self.phase, retrying) {
             (Phase::Stopped(reason), _) => State::Stopped(reason.clone()),
             (Phase::Stalled(reason), _) => State::Stalled(reason.clone()),
@@ -275,6 +289,7 @@ impl Board {
             handler: None,
             flushing: None,
             storage: None,
+            letters: None,
             source: None,
             opening: None,
             caught_up: false,
@@ -391,6 +406,7 @@ mod tests {
             handler: None,
             flushing: None,
             storage: Some(storage.clone()),
+            letters: None,
             source: Some(source.clone()),
             opening: None,
             caught_up: true,

@@ -237,6 +237,11 @@ impl Desk {
         self.gate.subscribe()
     }
 
+    /// The newest stored position, by its number.
+    pub(crate) fn stored(&self) -> u64 {
+        self.gate.borrow().stored
+    }
+
     pub(crate) fn gate_is(&self, open: impl Fn(&Gate) -> bool) -> bool {
         open(&self.gate.borrow())
     }

@@ -91,10 +91,13 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         let mut source = None;
         if let Some(deliver) = &mut self.core.at_rest {
             let handed_out = deliver.handed_out.as_ref();
-            let settled = left.iter().filter(|position| !is_beyond(position, handed_out)).count();
+            let (read, too_large) = (left.len() as u64, u64::from(too_large));
+            let new = left.iter().filter(|position| is_beyond(position, handed_out)).count() as u64;
             self.core.board.count(|status| {
-                status.skipped += left.len() as u64 + u64::from(too_large);
-                status.settled += settled as u64;
+                status.events += too_large;
+                status.delivered += new + too_large;
+                status.settled += read + too_large;
+                status.skipped += read + too_large;
             });
             // What was handled and held back behind the position comes again.
             if let Some(safe) = desk.safe().filter(|safe| safe.is_beyond(through)) {
