@@ -102,6 +102,8 @@ mod fan_out;
 mod handler;
 mod model;
 mod storage;
+mod transaction_handler;
+mod transactional_storage;
 
 // Backends.
 pub mod memory;
@@ -149,7 +151,7 @@ pub use model::{
 };
 pub use mongo::{
     ChangeStreamModel, ChangeStreamReader, ConnectionPool, FullDocument, FullDocumentBeforeChange,
-    GlobalCheckpointSource, MongoCheckpointStorage, MongoDeadLetterStorage,
+    GlobalCheckpointSource, MongoCheckpointStorage, MongoDeadLetterStorage, OpenTransaction, Transaction,
 };
 pub use on_failure::{OnFailure, Retries, Then};
 pub use reason::Reason;
@@ -163,6 +165,8 @@ pub use storage::{
     StartPosition,
 };
 pub use subscription::Subscription;
+pub use transaction_handler::TransactionHandler;
+pub use transactional_storage::{Begun, Committed, TransactionError, TransactionalStorage};
 
 // Chapters of the documentation, and nothing else.
 #[cfg(any(doc, doctest))]

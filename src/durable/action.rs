@@ -30,7 +30,7 @@ use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::Opening;
 use crate::run::policy::{SaveMode, SavePolicy};
 use crate::run::saver::Saver;
-use crate::run::settings::Options;
+use crate::run::settings::{Options, Settings};
 use crate::run::start::{InTheWay, Started, Starting};
 use crate::run::window;
 use crate::run::work::Work;
@@ -39,7 +39,8 @@ use crate::status::{Board, State, Status};
 use crate::storage::{BoxFuture, CheckpointStorage, Record, Save};
 use crate::subscription::Subscription;
 
-pub(super) type MakeWork = Box<dyn FnOnce() -> Box<dyn Work> + Send>;
+/// Made when the subscription has started.
+pub(super) type MakeWork = Box<dyn FnOnce(&Settings, &Arc<Board>) -> Box<dyn Work> + Send>;
 
 /// A subscription to be: setters, then `.await`.
 ///
@@ -63,6 +64,8 @@ pub struct Subscribe<M, S> {
     pub(super) filter: Filter,
     pub(super) start_at: StartAt,
     pub(super) held: bool,
+    /// Positions are stored in transactions with the handler's effects.
+    pub(super) transactional: bool,
 }
 
 impl<M, S> Subscribe<M, S> {
@@ -118,6 +121,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             let message = "0 events are no batch; 1 hands them out one by one".to_owned();
             return Err(SubscribeError::Config { field: "max", message });
         }
+        if self.transactional {
+            settings.fit_for_transactions(self.held)?;
+        }
         for warning in settings.warnings() {
             tracing::warn!(subscription = %id, "subscription {id}: {warning}");
         }
@@ -133,6 +139,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             described: &described,
             owner: Owner::fresh(),
             in_the_way: InTheWay::default(),
+            transactional: self.transactional,
         };
         let started = starting.run().await?;
 
@@ -146,16 +153,17 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
         let board = Arc::new(Board::new(status));
         let quiet_interval = settings.quiet_interval;
         let template = Save {
-            pipeline: Some(pipeline),
+            pipeline: Some(pipeline.clone()),
             source: Some(source.clone()),
             ..Save::new(id.clone(), ownership.clone(), epoch, from.clone().unwrap_or(Checkpoint::Text("".into())))
         };
         let restarted = stored.as_ref().is_some_and(Record::is_at_gap).then_some(0);
+        let recorded = stored.is_some();
         let saver =
             Saver::new(self.inner.storage.clone(), template, settings.save_mode, settings.quiet_interval, stored);
         let desk = Desk::new(ownership.fence, from.clone(), settings.save.clone(), settings.quiet_interval.is_some());
         let desk = Arc::new(desk);
-        let mut work = (self.work)();
+        let mut work = (self.work)(&settings, &board);
         if self.held {
             desk.hold();
         }
@@ -181,6 +189,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             told: true,
             anew: None,
             maybe_seen: MaybeSeen::up_to(repeats_until),
+            pipeline,
+            recorded,
             source,
             restarted,
             taken: None,

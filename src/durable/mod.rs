@@ -4,6 +4,7 @@ mod action;
 mod letters;
 mod setters;
 mod skip;
+mod transactional;
 
 use std::fmt;
 use std::sync::Arc;
@@ -114,7 +115,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
     /// After a panic or a timeout the same handler goes on, its call dropped in the middle: if it must not, use
     /// [`subscribe_with`](Self::subscribe_with).
     pub fn subscribe<H: Handler + 'static>(&self, id: impl Into<String>, handler: H) -> Subscribe<M, S> {
-        self.action(id.into(), BatchLimits::new(1), Box::new(move || Box::new(HandlerWork::of(handler))))
+        self.action(id.into(), BatchLimits::new(1), Box::new(move |_, _| Box::new(HandlerWork::of(handler))))
     }
 
     /// As [`subscribe`](Self::subscribe), with a fresh handler from the factory at the start, after a panic, after a
@@ -146,7 +147,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
         id: impl Into<String>,
         factory: impl FnMut() -> H + Send + 'static,
     ) -> Subscribe<M, S> {
-        self.action(id.into(), BatchLimits::new(1), Box::new(move || Box::new(HandlerWork::made_by(factory))))
+        self.action(id.into(), BatchLimits::new(1), Box::new(move |_, _| Box::new(HandlerWork::made_by(factory))))
     }
 
     /// As [`subscribe`](Self::subscribe), for a handler that works in bulk: a call gets what has been read already, up
@@ -183,7 +184,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
         limits: BatchLimits,
         handler: B,
     ) -> Subscribe<M, S> {
-        self.action(id.into(), limits, Box::new(move || Box::new(BatchWork::new(handler, limits))))
+        self.action(id.into(), limits, Box::new(move |_, _| Box::new(BatchWork::new(handler, limits))))
     }
 
     fn action(&self, id: String, limits: BatchLimits, work: MakeWork) -> Subscribe<M, S> {
@@ -196,6 +197,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
             filter: Filter::default(),
             start_at: StartAt::default(),
             held: false,
+            transactional: false,
         }
     }
 

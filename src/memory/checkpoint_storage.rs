@@ -7,9 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bson::DateTime;
 
 use super::clock::Clock;
+use super::transaction::Values;
 use crate::checkpoint::Kind;
 use crate::error::StorageError;
 use crate::ids::{Epoch, Fence, Ownership, SubscriptionId};
+use crate::model::Deployment;
 use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Record, Save, SaveOutcome};
 
 /// Keeps checkpoints in memory. Clones share one store; it ends with the last of them, and every subscription in it
@@ -37,10 +39,14 @@ pub struct MemoryCheckpointStorage {
 }
 
 #[derive(Debug, Default)]
-struct Records {
-    by_id: BTreeMap<SubscriptionId, Record>,
+pub(super) struct Records {
+    pub(super) by_id: BTreeMap<SubscriptionId, Record>,
     /// The last fence given for an id. It outlives the record, since a paused clock cannot tell two claims apart.
     fences: BTreeMap<SubscriptionId, Fence>,
+    /// What transactions have stored.
+    pub(super) values: Values,
+    /// How many of them there were.
+    pub(super) commits: u64,
 }
 
 impl MemoryCheckpointStorage {
@@ -54,11 +60,11 @@ impl MemoryCheckpointStorage {
         self.records().by_id.insert(record.id.clone(), record);
     }
 
-    fn now(&self) -> i64 {
+    pub(super) fn now(&self) -> i64 {
         self.clock.now()
     }
 
-    fn records(&self) -> MutexGuard<'_, Records> {
+    pub(super) fn records(&self) -> MutexGuard<'_, Records> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -70,7 +76,7 @@ impl CheckpointStorage for MemoryCheckpointStorage {
 
     async fn claim(&self, claim: &Claim) -> Result<ClaimOutcome, StorageError> {
         let now = self.now();
-        let Records { by_id, fences } = &mut *self.records();
+        let Records { by_id, fences, .. } = &mut *self.records();
         if let Some(expected) = &claim.expect {
             let Some(record) = by_id.get(&claim.id) else { return Ok(ClaimOutcome::Gone) };
             if record.ownership.as_ref() != Some(expected) {
@@ -104,28 +110,8 @@ impl CheckpointStorage for MemoryCheckpointStorage {
     }
 
     async fn save(&self, save: &Save) -> Result<SaveOutcome, StorageError> {
-        let now = DateTime::from_millis(self.now());
-        let by_id = &mut self.records().by_id;
-        let Some(record) = by_id.get_mut(&save.id) else { return Ok(SaveOutcome::Gone) };
-        if record.ownership.as_ref() != Some(&save.ownership) {
-            let owner = record.ownership.as_ref().map(|ownership| ownership.owner.clone());
-            return Ok(SaveOutcome::Superseded { owner, since: record.claimed_at });
-        }
-        if is_beyond(record, save) {
-            return Ok(SaveOutcome::NotAhead);
-        }
-        record.position = Some(save.position.clone());
-        record.kind = Some(save.kind);
-        record.epoch = Some(save.epoch);
-        record.cluster_time = save.position.cluster_time();
-        record.saved_at = Some(now);
-        record.pipeline.clone_from(&save.pipeline);
-        record.source.clone_from(&save.source);
-        record.clean = save.clean;
-        if let Some(note) = &save.note {
-            record.note(note, now);
-        }
-        Ok(SaveOutcome::Saved { at: Some(now) })
+        let now = self.now();
+        Ok(save_into(&mut self.records().by_id, save, now))
     }
 
     async fn delete(&self, id: &SubscriptionId, owner: Option<&Ownership>) -> Result<bool, StorageError> {
@@ -137,6 +123,36 @@ impl CheckpointStorage for MemoryCheckpointStorage {
     async fn list(&self) -> Result<Vec<String>, StorageError> {
         Ok(self.records().by_id.keys().map(ToString::to_string).collect())
     }
+
+    /// The one that a [`MemoryModel`](super::MemoryModel) reads, unless that is told otherwise.
+    async fn deployment(&self) -> Result<Option<Deployment>, StorageError> {
+        Ok(Some(Deployment { set_name: "memory".into(), hosts: vec!["memory:27017".into()] }))
+    }
+}
+
+/// Stores a position, or says why not.
+pub(super) fn save_into(by_id: &mut BTreeMap<SubscriptionId, Record>, save: &Save, now: i64) -> SaveOutcome {
+    let now = DateTime::from_millis(now);
+    let Some(record) = by_id.get_mut(&save.id) else { return SaveOutcome::Gone };
+    if record.ownership.as_ref() != Some(&save.ownership) {
+        let owner = record.ownership.as_ref().map(|ownership| ownership.owner.clone());
+        return SaveOutcome::Superseded { owner, since: record.claimed_at };
+    }
+    if is_beyond(record, save) {
+        return SaveOutcome::NotAhead;
+    }
+    record.position = Some(save.position.clone());
+    record.kind = Some(save.kind);
+    record.epoch = Some(save.epoch);
+    record.cluster_time = save.position.cluster_time();
+    record.saved_at = Some(now);
+    record.pipeline.clone_from(&save.pipeline);
+    record.source.clone_from(&save.source);
+    record.clean = save.clean;
+    if let Some(note) = &save.note {
+        record.note(note, now);
+    }
+    SaveOutcome::Saved { at: Some(now) }
 }
 
 /// Whether what is stored lies beyond what is to be saved.

@@ -25,8 +25,8 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(10);
 /// How often an upsert that met another one is tried: only a server before 5.0 does not try again by itself.
 pub(super) const UPSERT_ATTEMPTS: usize = 10;
 
-const FIND: &str = "find";
-const WRITE: &str = "find, insert, update";
+pub(super) const FIND: &str = "find";
+pub(super) const WRITE: &str = "find, insert, update";
 const REMOVE: &str = "remove";
 
 /// Stores checkpoints in a MongoDB collection, one document per subscription id, `_id` = the id.
@@ -54,7 +54,7 @@ const REMOVE: &str = "remove";
 #[derive(Clone)]
 pub struct MongoCheckpointStorage {
     /// Raw, because a record of unknown fields need not be what serde takes for a document.
-    records: Collection<RawDocumentBuf>,
+    pub(super) records: Collection<RawDocumentBuf>,
     name: String,
 }
 
@@ -92,7 +92,7 @@ impl MongoCheckpointStorage {
         }
     }
 
-    fn error(&self, error: &CallError, action: &'static str) -> StorageError {
+    pub(super) fn error(&self, error: &CallError, action: &'static str) -> StorageError {
         storage_error(error, Need { action, resource: &self.name })
     }
 }
@@ -139,15 +139,7 @@ impl CheckpointStorage for MongoCheckpointStorage {
         let Some(stored) = self.update(&save.id, record_pipeline::save(save), false).await? else {
             return Ok(SaveOutcome::Gone);
         };
-        let record = decode(&save.id, &stored)?;
-        if record.ownership.as_ref() != Some(&save.ownership) {
-            let (owner, since) = (record.ownership.map(|now| now.owner), record.claimed_at);
-            return Ok(SaveOutcome::Superseded { owner, since });
-        }
-        if record.epoch == Some(save.epoch) && record.position.as_ref() == Some(&save.position) {
-            return Ok(SaveOutcome::Saved { at: record.saved_at });
-        }
-        Ok(SaveOutcome::NotAhead)
+        outcome(save, &stored)
     }
 
     async fn delete(&self, id: &SubscriptionId, owner: Option<&Ownership>) -> Result<bool, StorageError> {
@@ -206,6 +198,19 @@ pub(super) async fn deployment(client: &Client) -> Result<Option<Deployment>, Ca
     Ok(Some(Deployment { set_name: set_name.to_owned(), hosts }))
 }
 
+/// What became of a save, by the record as it is behind it.
+pub(super) fn outcome(save: &Save, stored: &RawDocumentBuf) -> Result<SaveOutcome, StorageError> {
+    let record = decode(&save.id, stored)?;
+    if record.ownership.as_ref() != Some(&save.ownership) {
+        let (owner, since) = (record.ownership.map(|now| now.owner), record.claimed_at);
+        return Ok(SaveOutcome::Superseded { owner, since });
+    }
+    if record.epoch == Some(save.epoch) && record.position.as_ref() == Some(&save.position) {
+        return Ok(SaveOutcome::Saved { at: record.saved_at });
+    }
+    Ok(SaveOutcome::NotAhead)
+}
+
 /// The `_id` of a document, and nothing else.
 #[derive(serde::Deserialize)]
 struct Id {
@@ -213,7 +218,7 @@ struct Id {
     id: String,
 }
 
-fn by_id(id: &SubscriptionId) -> Document {
+pub(super) fn by_id(id: &SubscriptionId) -> Document {
     doc! { "_id": id.as_str() }
 }
 

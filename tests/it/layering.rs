@@ -29,7 +29,17 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "seams",
         beside: true,
-        modules: &["audit", "batch_handler", "dead_letter", "fan_out", "handler", "model", "storage"],
+        modules: &[
+            "audit",
+            "batch_handler",
+            "dead_letter",
+            "fan_out",
+            "handler",
+            "model",
+            "storage",
+            "transaction_handler",
+            "transactional_storage",
+        ],
     },
     Layer {
         name: "backends, status and suites",

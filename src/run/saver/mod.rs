@@ -14,7 +14,7 @@ use crate::checkpoint::Kind;
 use crate::error::StorageError;
 use crate::ids::{Epoch, Ownership};
 use crate::reason::Reason;
-use crate::run::desk::{Desk, View};
+use crate::run::desk::{Desk, StoredByWork, View};
 use crate::run::policy::SaveMode;
 use crate::run::progress::Mark;
 use crate::run::repeats::Repeats;
@@ -60,6 +60,8 @@ pub(crate) struct Saver<S> {
     quiet_failures: u32,
     last_error: Option<Reason>,
     repeats: Repeats,
+    /// How many writes of the handler's work are counted.
+    taken_over: u64,
 }
 
 struct Write {
@@ -110,6 +112,7 @@ impl<S: CheckpointStorage> Saver<S> {
             quiet_failures: 0,
             last_error: None,
             repeats: Repeats::default(),
+            taken_over: 0,
         }
     }
 
@@ -181,6 +184,9 @@ impl<S: CheckpointStorage> Saver<S> {
     pub(crate) fn send(&mut self, desk: &Desk, board: &Board) -> Option<Instant> {
         let view = desk.view();
         let now = Instant::now();
+        if let Some(stored) = &view.stored_by_work {
+            self.take_over(stored, desk, board);
+        }
         if desk.take_save_request()
             && let Some(up_to) = self.outstanding(&view).map(|mark| mark.seq)
         {
@@ -304,8 +310,27 @@ impl<S: CheckpointStorage> Saver<S> {
         }
     }
 
+    /// A position that the handler's work has stored needs no write any more.
+    fn take_over(&mut self, stored: &StoredByWork, desk: &Desk, board: &Board) {
+        let StoredByWork { mark, at, saves } = stored;
+        let new = saves.saturating_sub(std::mem::replace(&mut self.taken_over, *saves));
+        if new > 0 {
+            board.count(|status| {
+                status.saves += new;
+                status.saved_at = at.or(status.saved_at);
+            });
+        }
+        if self.is_ahead(mark) {
+            // It counts as a write of ours: the next quiet one has its time an interval later.
+            (self.last_sent, self.last_answer) = (Instant::now(), Some(Instant::now()));
+            self.stored_now(mark.clone(), Why::Wanted, desk, board);
+        }
+    }
+
     fn stored_now(&mut self, mark: Mark, why: Why, desk: &Desk, board: &Board) {
         debug!(subscription = %self.template.id, position = %mark.position, "checkpoint stored");
+        // A write that was in flight when the handler's work stored more.
+        let mark = self.stored.take().filter(|stored| stored.seq > mark.seq).unwrap_or(mark);
         self.answered = Instant::now();
         self.wanted_since = None;
         self.retry_at = None;
