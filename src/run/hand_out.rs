@@ -126,7 +126,9 @@ impl<M: SubscriptionModel> Deliver<M> {
                 if renewed && let Some(first) = batch.first().map(|first| first.position.clone()) {
                     self.begin_fresh(first, &failure.to_string()).await?;
                 }
-                self.failed(batch, handed - settled, failure, &mut patience).await?;
+                // Events in a transaction are handled one by one: those behind it were not.
+                let failed = if self.work.stores() { 1 } else { handed - settled };
+                self.failed(batch, failed, failure, &mut patience).await?;
                 has_failed = true;
                 continue;
             }

@@ -32,3 +32,4 @@ mod storage;
 mod store_faults;
 mod support;
 mod takeover;
+mod transactions;
