@@ -151,7 +151,7 @@ pub use model::{
 };
 pub use mongo::{
     ChangeStreamModel, ChangeStreamReader, ConnectionPool, FullDocument, FullDocumentBeforeChange,
-    GlobalCheckpointSource, MongoCheckpointStorage, MongoDeadLetterStorage, OpenTransaction, Transaction,
+    GlobalCheckpointSource, MongoCheckpointStorage, MongoDeadLetterStorage, MongoSession, Transaction,
 };
 pub use on_failure::{OnFailure, Retries, Then};
 pub use reason::Reason;

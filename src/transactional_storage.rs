@@ -20,19 +20,25 @@ use crate::storage::{CheckpointStorage, Save};
 pub trait TransactionalStorage: CheckpointStorage {
     /// What the handler writes with. It is lent, and comes back when it is dropped.
     type Transaction: Send + 'static;
-    /// An open transaction. Dropped, nothing of it is left.
-    type Session: Send + 'static;
+    /// What one run makes its transactions with, one after the other; new, it has made none. Dropped, nothing is left of
+    /// an open one.
+    type Session: Default + Send + 'static;
 
-    /// Opens a transaction for events of this save's id, owner and epoch, and says how far the record is.
+    /// Opens a transaction for events of this save's id, owner and epoch, and says how far the record is. What is left of
+    /// one before, of this owner or of an earlier one that was killed, is rolled back.
     ///
     /// # Errors
     /// [`TransactionError`]; nothing is open then.
     ///
     /// # Cancel safety
     /// Dropped, nothing is left open.
-    fn begin(&self, save: &Save) -> impl Future<Output = Result<Begun<Self::Session>, TransactionError>> + Send;
+    fn begin(
+        &self,
+        session: &mut Self::Session,
+        save: &Save,
+    ) -> impl Future<Output = Result<Begun, TransactionError>> + Send;
 
-    /// Lends the transaction to a handler.
+    /// Lends the open transaction to a handler.
     fn lend(&self, session: &mut Self::Session) -> Self::Transaction;
 
     /// Takes back what was lent, when the handler has returned.
@@ -41,7 +47,7 @@ pub trait TransactionalStorage: CheckpointStorage {
     /// In one sentence, when the handler has kept its transaction, or has ended it. Nothing of it is then stored by us.
     ///
     /// # Cancel safety
-    /// Dropped, the session is of no more use.
+    /// Dropped, the transaction is rolled back.
     fn take_back(&self, session: &mut Self::Session) -> impl Future<Output = Result<(), String>> + Send;
 
     /// Whether a handler failed because its transaction did, in a way that another one need not: a conflict with another
@@ -58,25 +64,23 @@ pub trait TransactionalStorage: CheckpointStorage {
     /// Dropped, the commit goes on, and the next `begin` shows whether it was made.
     fn commit(
         &self,
-        session: Self::Session,
+        session: &mut Self::Session,
         save: &Save,
     ) -> impl Future<Output = Result<Committed, TransactionError>> + Send;
 
-    /// Ends a transaction and leaves nothing of it. An error is no news: what is not committed is gone in any case.
+    /// Ends an open transaction, if there is one, and leaves nothing of it. An error is no news: what is not committed is gone in any case.
     ///
     /// # Cancel safety
     /// Dropped, it goes on.
-    fn abort(&self, session: Self::Session) -> impl Future<Output = ()> + Send;
+    fn abort(&self, session: &mut Self::Session) -> impl Future<Output = ()> + Send;
 }
 
 /// What became of a beginning.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
-pub enum Begun<T> {
+pub enum Begun {
     /// It is open.
     Open {
-        /// The transaction.
-        session: T,
         /// The position that is stored, if it is one of the save's epoch: events up to it are done, and must not be done
         /// again.
         stored: Option<Checkpoint>,

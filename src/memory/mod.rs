@@ -26,4 +26,4 @@ pub use dead_letters::MemoryDeadLetterStorage;
 pub use events::{MemoryEvent, delete, delivery, event, insert, replace, update};
 pub use model::MemoryModel;
 pub use reader::MemoryReader;
-pub use transaction::{Conflict, MemoryTransaction, OpenMemoryTransaction};
+pub use transaction::{Conflict, MemorySession, MemoryTransaction};

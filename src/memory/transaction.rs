@@ -75,10 +75,11 @@ struct Staged {
     writes: BTreeMap<String, Bson>,
 }
 
-/// An open [`MemoryTransaction`], here or lent.
-#[derive(Debug)]
-pub struct OpenMemoryTransaction {
-    record: Record,
+/// What a run makes its [`MemoryTransaction`]s with.
+#[derive(Debug, Default)]
+pub struct MemorySession {
+    /// As it was when the open one began.
+    record: Option<Record>,
     staged: Option<Staged>,
     lent: Option<oneshot::Receiver<Staged>>,
 }
@@ -111,9 +112,9 @@ impl MemoryCheckpointStorage {
 
 impl TransactionalStorage for MemoryCheckpointStorage {
     type Transaction = MemoryTransaction;
-    type Session = OpenMemoryTransaction;
+    type Session = MemorySession;
 
-    async fn begin(&self, save: &Save) -> Result<Begun<OpenMemoryTransaction>, TransactionError> {
+    async fn begin(&self, session: &mut MemorySession, save: &Save) -> Result<Begun, TransactionError> {
         let records = self.records();
         let Some(record) = records.by_id.get(&save.id).cloned() else { return Ok(Begun::Gone) };
         let is_later = record.epoch.is_some_and(|epoch| epoch > save.epoch);
@@ -123,16 +124,17 @@ impl TransactionalStorage for MemoryCheckpointStorage {
         }
         let stored = record.position.clone().filter(|_| record.epoch == Some(save.epoch));
         let staged = Staged { before: records.values.clone(), writes: BTreeMap::new() };
-        Ok(Begun::Open { session: OpenMemoryTransaction { record, staged: Some(staged), lent: None }, stored })
+        *session = MemorySession { record: Some(record), staged: Some(staged), lent: None };
+        Ok(Begun::Open { stored })
     }
 
-    fn lend(&self, open: &mut OpenMemoryTransaction) -> MemoryTransaction {
+    fn lend(&self, open: &mut MemorySession) -> MemoryTransaction {
         let (back, lent) = oneshot::channel();
         open.lent = Some(lent);
         MemoryTransaction { staged: open.staged.take(), back: Some(back) }
     }
 
-    async fn take_back(&self, open: &mut OpenMemoryTransaction) -> Result<(), String> {
+    async fn take_back(&self, open: &mut MemorySession) -> Result<(), String> {
         open.staged = open.lent.take().and_then(|mut lent| lent.try_recv().ok());
         let kept = || "the handler has kept its transaction beyond its return".to_owned();
         open.staged.is_some().then_some(()).ok_or_else(kept)
@@ -142,14 +144,14 @@ impl TransactionalStorage for MemoryCheckpointStorage {
         failure.cause().is::<Conflict>()
     }
 
-    async fn commit(&self, open: OpenMemoryTransaction, save: &Save) -> Result<Committed, TransactionError> {
+    async fn commit(&self, open: &mut MemorySession, save: &Save) -> Result<Committed, TransactionError> {
         let now = self.now();
         let Records { by_id, values, commits, .. } = &mut *self.records();
         let conflict = || TransactionError::Transient { message: Conflict.to_string() };
-        let Some(Staged { before, writes }) = open.staged else { return Err(conflict()) };
+        let Some(Staged { before, writes }) = open.staged.take() else { return Err(conflict()) };
         let number = |values: &Values, key: &String| values.get(key).map(|(number, _)| *number);
         let is_moved = writes.keys().any(|key| number(values, key) != number(&before, key));
-        if is_moved || by_id.get(&save.id) != Some(&open.record) {
+        if is_moved || by_id.get(&save.id) != open.record.as_ref() {
             return Err(conflict());
         }
         Ok(match save_into(by_id, save, now) {
@@ -164,7 +166,7 @@ impl TransactionalStorage for MemoryCheckpointStorage {
         })
     }
 
-    async fn abort(&self, open: OpenMemoryTransaction) {
-        drop(open);
+    async fn abort(&self, open: &mut MemorySession) {
+        *open = MemorySession::default();
     }
 }

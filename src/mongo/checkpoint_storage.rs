@@ -114,6 +114,8 @@ impl CheckpointStorage for MongoCheckpointStorage {
     }
 
     async fn claim(&self, claim: &Claim) -> Result<ClaimOutcome, StorageError> {
+        // Whoever is superseded by it may be gone, and the record locked by its transaction.
+        self.end_session(&claim.id).await;
         let upsert = claim.expect.is_none();
         let Some(stored) = self.update(&claim.id, record_pipeline::claim(claim), upsert).await? else {
             return Ok(ClaimOutcome::Gone);

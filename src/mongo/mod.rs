@@ -43,4 +43,4 @@ pub use pool::ConnectionPool;
 pub use reader::ChangeStreamReader;
 #[cfg(feature = "cli")]
 pub(crate) use stages::check as check_stages;
-pub use transaction::{OpenTransaction, Transaction};
+pub use transaction::{MongoSession, Transaction};

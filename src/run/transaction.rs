@@ -5,6 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bson::DateTime;
 use futures::FutureExt;
 use tokio::time::Instant;
 use tracing::{debug, warn};
@@ -15,6 +16,7 @@ use crate::checkpoint::Kind;
 use crate::delivery::Delivery;
 use crate::error::StorageError;
 use crate::handler::{Failure, Verdict};
+use crate::ids::Owner;
 use crate::reason::Reason;
 use crate::run::deliver::Ended;
 use crate::run::repeats::Repeats;
@@ -30,12 +32,13 @@ const AGAIN: Duration = Duration::from_secs(120);
 const SHOWN: Duration = Duration::from_secs(10);
 
 /// A [`TransactionHandler`] as work: several deliveries in one transaction, if that many are there.
-pub(crate) struct TransactionWork<S, H> {
+pub(crate) struct TransactionWork<S: TransactionalStorage, H> {
     storage: S,
     handler: H,
     limits: BatchLimits,
     handler_timeout: Option<Duration>,
     template: Option<Save>,
+    session: S::Session,
     /// How often the first event in hand was rolled back without a failure that is counted.
     again: u32,
     shown: Shown,
@@ -106,7 +109,16 @@ impl<S: TransactionalStorage, H: TransactionHandler<S::Transaction> + 'static> T
     ) -> Self {
         let limits = BatchLimits::new(events);
         let shown = Shown { board, is_shown: false };
-        Self { storage, handler, limits, handler_timeout, template: None, again: 0, shown }
+        Self {
+            storage,
+            handler,
+            limits,
+            handler_timeout,
+            template: None,
+            session: S::Session::default(),
+            again: 0,
+            shown,
+        }
     }
 
     /// Runs transactions until everything in front of a failure is stored.
@@ -130,7 +142,9 @@ impl<S: TransactionalStorage, H: TransactionHandler<S::Transaction> + 'static> T
                     (self.again, rolled_back) = (0, None);
                 }
                 Tried::Failed(0, failure) => {
-                    done.failed = Some(failure);
+                    // Whoever takes over ends the transaction, which is no failure of the handler.
+                    done.ended = self.ended(first).await;
+                    done.failed = Some(failure).filter(|_| done.ended.is_none());
                     return done;
                 }
                 Tried::Failed(at, failure) => {
@@ -187,37 +201,48 @@ impl<S: TransactionalStorage, H: TransactionHandler<S::Transaction> + 'static> T
         let Some(save) = batch.last().and_then(|last| self.save(last)) else {
             return Tried::Ended(Ended::Asked);
         };
-        let begun = self.shown.answer(self.storage.begin(&save)).await;
-        let (mut session, stored) = match begun {
-            Ok(Begun::Open { session, stored }) => (session, stored),
-            Ok(Begun::Superseded { owner, since }) => return superseded(owner, since),
+        let stored = match self.shown.answer(self.storage.begin(&mut self.session, &save)).await {
+            Ok(Begun::Open { stored }) => stored,
+            Ok(Begun::Superseded { owner, since }) => return Tried::Ended(superseded(owner, since)),
             Ok(Begun::Gone) => return Tried::Ended(Ended::Stopped(Reason::Deleted)),
             Err(error) => return error.into(),
         };
         // A commit whose answer was lost was made.
         let applied = batch.iter().take_while(|delivery| delivery.already_applied(stored.as_ref())).count();
         if applied > 0 {
-            self.storage.abort(session).await;
+            self.storage.abort(&mut self.session).await;
             return Tried::Stored(applied, Stored { at: None });
         }
         for (at, delivery) in batch.iter().enumerate() {
-            let transaction = self.storage.lend(&mut session);
+            let transaction = self.storage.lend(&mut self.session);
             let handled = self.handle(transaction, delivery).await;
-            let given_back = self.storage.take_back(&mut session).await.map_err(Failure::retry);
+            let given_back = self.storage.take_back(&mut self.session).await.map_err(Failure::retry);
             let Err(failure) = handled.and(given_back) else { continue };
-            self.storage.abort(session).await;
+            self.storage.abort(&mut self.session).await;
             if failure.verdict() == Verdict::Retry && self.storage.is_transient(&failure) {
                 return Tried::RolledBack(failure.to_string());
             }
             return Tried::Failed(at, failure);
         }
-        match self.shown.answer(self.storage.commit(session, &save)).await {
+        match self.shown.answer(self.storage.commit(&mut self.session, &save)).await {
             Ok(Committed::Stored { at }) => Tried::Stored(batch.len(), Stored { at }),
             // Whatever has moved it, the next one sees it when it begins.
             Ok(Committed::NotAhead) => Tried::RolledBack("the stored position has moved".into()),
-            Ok(Committed::Superseded { owner, since }) => superseded(owner, since),
+            Ok(Committed::Superseded { owner, since }) => Tried::Ended(superseded(owner, since)),
             Ok(Committed::Gone) => Tried::Ended(Ended::Stopped(Reason::Deleted)),
             Err(error) => error.into(),
+        }
+    }
+
+    /// Why nothing more can be done for an event, if the record is no longer this run's.
+    async fn ended(&mut self, delivery: &Delivery) -> Option<Ended> {
+        let save = self.save(delivery)?;
+        let begun = self.shown.answer(self.storage.begin(&mut self.session, &save)).await;
+        self.storage.abort(&mut self.session).await;
+        match begun {
+            Ok(Begun::Superseded { owner, since }) => Some(superseded(owner, since)),
+            Ok(Begun::Gone) => Some(Ended::Stopped(Reason::Deleted)),
+            Ok(Begun::Open { .. }) | Err(_) => None,
         }
     }
 
@@ -254,8 +279,8 @@ impl<S: TransactionalStorage, H: TransactionHandler<S::Transaction> + 'static> T
     }
 }
 
-fn superseded(owner: Option<crate::ids::Owner>, since: Option<bson::DateTime>) -> Tried {
-    Tried::Ended(Ended::Stopped(Reason::Superseded { owner, since }))
+fn superseded(owner: Option<Owner>, since: Option<DateTime>) -> Ended {
+    Ended::Stopped(Reason::Superseded { owner, since })
 }
 
 impl<S: TransactionalStorage, H: TransactionHandler<S::Transaction> + 'static> Work for TransactionWork<S, H> {

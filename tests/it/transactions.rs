@@ -550,3 +550,22 @@ proptest! {
         runtime.block_on(play(steps, every));
     }
 }
+
+/// The suite's writes, in memory.
+struct Values;
+
+impl mongosub::conformance::Effects<MemoryCheckpointStorage> for Values {
+    async fn write(&self, _: &MemoryCheckpointStorage, transaction: &mut MemoryTransaction, key: &str) {
+        transaction.set(key, 1);
+    }
+
+    async fn is_written(&self, storage: &MemoryCheckpointStorage, key: &str) -> bool {
+        storage.value(key).is_some()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn transactions_in_memory_pass_the_suite() {
+    let storage = MemoryCheckpointStorage::new();
+    mongosub::conformance::transactional_storage(&storage, &Values).await.assert_passed();
+}

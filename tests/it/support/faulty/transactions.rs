@@ -1,6 +1,6 @@
 //! The same storage with transactions: they fail to begin, are rolled back, or lose their answer when told to.
 
-use mongosub::memory::{MemoryTransaction, OpenMemoryTransaction};
+use mongosub::memory::{MemorySession, MemoryTransaction};
 use mongosub::{Begun, Committed, Failure, Save, StorageError, TransactionError, TransactionalStorage};
 
 use super::{Fault, FaultyStorage};
@@ -46,22 +46,22 @@ fn lost(error: TransactionError) -> StorageError {
 
 impl TransactionalStorage for FaultyStorage {
     type Transaction = MemoryTransaction;
-    type Session = OpenMemoryTransaction;
+    type Session = MemorySession;
 
-    async fn begin(&self, save: &Save) -> Result<Begun<OpenMemoryTransaction>, TransactionError> {
+    async fn begin(&self, session: &mut MemorySession, save: &Save) -> Result<Begun, TransactionError> {
         let fault = {
             let mut script = self.script();
             let always = script.no_begins.then_some(Fault::Fail);
             script.begins.pop_front().or(always)
         };
-        Ok(self.meet(fault, async { self.inner.begin(save).await.map_err(lost) }).await?)
+        Ok(self.meet(fault, async { self.inner.begin(session, save).await.map_err(lost) }).await?)
     }
 
-    fn lend(&self, session: &mut OpenMemoryTransaction) -> MemoryTransaction {
+    fn lend(&self, session: &mut MemorySession) -> MemoryTransaction {
         self.inner.lend(session)
     }
 
-    async fn take_back(&self, session: &mut OpenMemoryTransaction) -> Result<(), String> {
+    async fn take_back(&self, session: &mut MemorySession) -> Result<(), String> {
         self.inner.take_back(session).await
     }
 
@@ -69,7 +69,7 @@ impl TransactionalStorage for FaultyStorage {
         self.inner.is_transient(failure)
     }
 
-    async fn commit(&self, session: OpenMemoryTransaction, save: &Save) -> Result<Committed, TransactionError> {
+    async fn commit(&self, session: &mut MemorySession, save: &Save) -> Result<Committed, TransactionError> {
         let (fault, rolled_back) = {
             let mut script = self.script();
             script.commits_sent += 1;
@@ -86,7 +86,7 @@ impl TransactionalStorage for FaultyStorage {
         }
     }
 
-    async fn abort(&self, session: OpenMemoryTransaction) {
+    async fn abort(&self, session: &mut MemorySession) {
         self.inner.abort(session).await;
     }
 }
