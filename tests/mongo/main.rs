@@ -8,6 +8,7 @@
 
 mod bad_input;
 mod bounds;
+mod changes;
 mod demo;
 mod faults;
 mod filter;
@@ -48,6 +49,8 @@ fn tests() -> Vec<libtest_mimic::Trial> {
         matrix::long(),
         on_any_server(bad_input::tests()),
         bounds::tests(),
+        on_any_server(changes::tests()),
+        changes::with_small_oplogs(),
         demo::tests(),
         faults::tests(),
         on_any_server(filter::tests()),
