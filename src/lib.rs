@@ -73,7 +73,8 @@
 //! * `conformance`: the suites that every implementation of a seam must pass.
 //!
 //! It needs a tokio runtime with time (and, for MongoDB, I/O) enabled. It logs with `tracing`, and counts with the
-//! `metrics` facade: `mongosub_{events,delivered,settled,skipped,replayed,reconnects,saves,saves_not_ahead,gaps}_total`,
+//! `metrics` facade:
+//! `mongosub_{events,filtered,delivered,settled,skipped,replayed,reconnects,saves,saves_not_ahead,gaps}_total`,
 //! `mongosub_lag_seconds`, `mongosub_state` and `mongosub_reason`, each labelled with its `subscription`.
 
 // Values: no I/O.

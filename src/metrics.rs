@@ -34,6 +34,7 @@ fn record(status: &Status, before: Option<&Status>) {
         counter!(name, "subscription" => id.clone()).increment(of(status).saturating_sub(before.map_or(0, of)));
     };
     total("mongosub_events_total", |status| status.events);
+    total("mongosub_filtered_total", |status| status.filtered);
     total("mongosub_delivered_total", |status| status.delivered);
     total("mongosub_settled_total", |status| status.settled);
     total("mongosub_skipped_total", |status| status.skipped);

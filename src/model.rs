@@ -102,6 +102,20 @@ pub trait SubscriptionModel: Clone + Send + Sync + 'static {
     /// Nothing is lost by dropping it.
     fn identity(&self) -> impl Future<Output = Result<Identity, SourceError>> + Send;
 
+    /// What can be had of the one event at a position, when the whole cannot be sent: its operation, its times, its
+    /// namespace and its key, without its documents and without what it changed. `None` when there is no event there, and
+    /// by default.
+    ///
+    /// # Errors
+    /// [`SourceError`] when the source could not be asked, or no longer has it.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping it.
+    fn outline(&self, position: &Checkpoint) -> impl Future<Output = Result<Option<ChangeEvent>, SourceError>> + Send {
+        let _ = position;
+        std::future::ready(Ok(None))
+    }
+
     /// Whether the source's own history from a position to the head as it is now shows the end of the collection with
     /// this UUID (32 hex digits): that it was dropped, renamed, or replaced by another one that was renamed over it. It
     /// explains why a collection has another UUID than before. Default: `false`, nothing is explained.
@@ -172,6 +186,8 @@ pub struct SourceState {
     pub end_at: Option<Checkpoint>,
     /// Whether the last reply ended at the end of the oplog.
     pub at_end: bool,
+    /// How many events were read and dropped because the position that was opened at covers them.
+    pub dropped: u64,
 }
 
 /// Why a reader has no cursor at the moment.

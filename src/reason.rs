@@ -99,11 +99,26 @@ pub enum Reason {
         /// The server's message.
         message: String,
     },
-    /// An event is larger than a reply can hold (16 MB).
-    #[error("the event behind {position} is larger than the server can send")]
+    /// An event is larger than a reply can hold (16 MB), and the server cannot split it.
+    #[error(
+        "the event at {position} is larger than the server can send; ask for less of it (no look-up, no image, a \
+         projection), or step over it"
+    )]
     EventTooLarge {
-        /// The last position before it.
+        /// Its own position; everything before it has been read. When it could not be found out, the last one before it.
         position: Checkpoint,
+    },
+    /// An event lacks an image of the document that the stream requires.
+    #[error(
+        "the event at {position} has no {image}, which is required: the server does not keep it, or no longer; ask for it \
+         `WhenAvailable`, or step over it"
+    )]
+    ImageMissing {
+        /// The event's own position; everything before it has been read. When it could not be found out, the last one
+        /// before it.
+        position: Checkpoint,
+        /// The field that would hold it: `fullDocument` or `fullDocumentBeforeChange`.
+        image: String,
     },
     /// The stored record cannot be read; it is left as it is.
     #[error("the stored record {id:?} cannot be read: field {field:?} {message}; it was left untouched")]
@@ -205,6 +220,7 @@ impl Reason {
             Self::BadPosition { .. } => "bad_position",
             Self::RefusedByServer { .. } => "refused_by_server",
             Self::EventTooLarge { .. } => "event_too_large",
+            Self::ImageMissing { .. } => "image_missing",
             Self::UnreadableRecord { .. } => "unreadable_record",
             Self::HandlerFailed { .. } => "handler_failed",
             Self::Superseded { .. } => "superseded",

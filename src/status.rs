@@ -60,8 +60,8 @@ impl State {
 
 /// A snapshot of a subscription. All counts are of this run, since `subscribe`.
 ///
-/// events = delivered + in flight (what was skipped before it was handed out stays there); delivered = settled +
-/// unsettled.
+/// events = filtered + delivered + in flight (what was skipped before it was handed out stays there); delivered = settled
+/// + unsettled.
 ///
 /// *Idle*, *dead* and *behind* are told apart by two figures: a subscription that is idle has an old
 /// [`last_event_at`](Self::last_event_at) and a small [`lag`](Self::lag), one that is behind has a large lag.
@@ -106,8 +106,11 @@ pub struct Status {
     pub in_hand_since: Option<DateTime>,
     /// Under a hold, what it keeps from being stored.
     pub held: Option<Held>,
-    /// Events taken from the reader.
+    /// Events read.
     pub events: u64,
+    /// Events read once more and dropped, because the position that the stream was opened at covers them: a stream is opened
+    /// at a time, which an event or a whole transaction can share.
+    pub filtered: u64,
     /// Events handed to the handler, each counted once however often it was tried.
     pub delivered: u64,
     /// Events settled: handled, or handed out and then skipped.
@@ -165,6 +168,7 @@ impl Status {
             in_hand_since: None,
             held: None,
             events: 0,
+            filtered: 0,
             delivered: 0,
             settled: 0,
             skipped: 0,

@@ -201,6 +201,16 @@ impl ChangeEvent {
         self.document("fullDocument")
     }
 
+    /// Whether the document was looked up and was gone by then (or was looked for in another collection, renamed since): the
+    /// change is whole but for that, and another event tells what became of the document. With `WhenAvailable`, whether
+    /// the server no longer had the document as it was after the change.
+    ///
+    /// # Errors
+    /// [`DecodeError`] when what stands before the field is no BSON.
+    pub fn lookup_missing(&self) -> Result<bool, DecodeError> {
+        Ok(matches!(self.get("fullDocument")?, Some(RawBsonRef::Null)))
+    }
+
     /// The document before the change, decoded; `None` unless the stream asks for it and the server kept it.
     ///
     /// # Errors

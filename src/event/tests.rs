@@ -97,6 +97,20 @@ fn what_was_not_sent_is_none() {
 }
 
 #[test]
+fn a_document_that_was_gone_when_it_was_looked_up_is_told_from_one_that_was_not_asked_for() {
+    let update = doc! { "operationType": "update", "documentKey": { "_id": 1 } };
+    let with = |document: Bson| {
+        let mut update = update.clone();
+        update.insert("fullDocument", document);
+        event(&update)
+    };
+    assert_eq!(event(&update).lookup_missing(), Ok(false));
+    assert_eq!(with(doc! { "_id": 1 }.into()).lookup_missing(), Ok(false));
+    let gone = with(Bson::Null);
+    assert_eq!((gone.lookup_missing(), gone.full_document::<Document>()), (Ok(true), Ok(None)));
+}
+
+#[test]
 fn a_dropped_database_has_no_collection_and_a_rename_has_two() {
     let dropped = event(&doc! { "operationType": "dropDatabase", "ns": { "db": "shop" } });
     assert_eq!((dropped.database(), dropped.namespace()), (Ok(Some("shop")), Ok(None)));

@@ -116,6 +116,15 @@ impl MemoryEvent {
     }
 }
 
+/// What can be had of an event that cannot be sent whole.
+pub(super) fn without_bodies(event: &ChangeEvent) -> ChangeEvent {
+    let mut outline = Document::try_from(event.raw()).unwrap_or_default();
+    for body in ["fullDocument", "fullDocumentBeforeChange", "updateDescription"] {
+        outline.remove(body);
+    }
+    ChangeEvent::from_document(&outline)
+}
+
 impl From<MemoryEvent> for ChangeEvent {
     fn from(event: MemoryEvent) -> Self {
         event.at(&feed::event_token(feed::BEGINNING, 0, feed::UUID, 0))

@@ -119,6 +119,14 @@ impl Feed {
         Ok(usize::try_from(index).ok().and_then(|index| self.entries.get(index)))
     }
 
+    /// The event at this very position.
+    pub(super) fn at(&self, position: &Checkpoint) -> Option<&ChangeEvent> {
+        self.entries.iter().find_map(|entry| match entry {
+            Entry::Event { event, position: at } if position.token() == Some(at) => Some(event),
+            _ => None,
+        })
+    }
+
     /// The number of the first entry beyond a position; an error when the history behind it has been dropped.
     pub(super) fn after(&self, from: &Checkpoint) -> Result<u64, Dropped> {
         if from.cluster_time().is_some_and(|time| time < self.oldest) {

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use crate::checkpoint::Checkpoint;
 use crate::error::{SourceError, SubscribeError};
 use crate::event::ChangeEvent;
-use crate::memory::events::{MemoryEvent, event};
+use crate::memory::events::{MemoryEvent, event, without_bodies};
 use crate::memory::feed::{Dropped, Entry, invalidate_token, next_time};
 use crate::memory::reader::MemoryReader;
 use crate::memory::script::{Call, Script, Shared};
@@ -246,6 +246,11 @@ impl MemoryModel {
         self.fail(Call::EndedSince, error, 1);
     }
 
+    /// The next call of `outline` fails.
+    pub fn fail_outline(&self, error: SourceError) {
+        self.fail(Call::Outline, error, 1);
+    }
+
     /// Whether updates are taken to carry a full document. Default: false, and a filter that needs one is refused.
     #[must_use]
     pub fn full_document(self, looked_up: bool) -> Self {
@@ -371,6 +376,10 @@ impl SubscriptionModel for MemoryModel {
 
     async fn identity(&self) -> Result<Identity, SourceError> {
         self.answer(Call::Identity, |script| script.identity.clone())
+    }
+
+    async fn outline(&self, position: &Checkpoint) -> Result<Option<ChangeEvent>, SourceError> {
+        self.answer(Call::Outline, |script| script.feed.at(position).map(without_bodies))
     }
 
     async fn ended_since(&self, from: &Checkpoint, collection_uuid: &str) -> Result<bool, SourceError> {

@@ -52,6 +52,7 @@ pub(super) enum Call {
     Earliest,
     Identity,
     EndedSince,
+    Outline,
 }
 
 impl Default for Shared {

@@ -6,6 +6,7 @@
 use mongodb::error::{Error, ErrorKind, WriteFailure};
 
 use super::call::CallError;
+use super::split;
 use crate::checkpoint::Checkpoint;
 use crate::error::SourceError;
 use crate::model::Scope;
@@ -35,6 +36,10 @@ pub(super) enum Class {
     HistoryLost,
     /// An event does not fit into a reply.
     TooLarge,
+    /// An event lacks an image that the stream requires.
+    ImageMissing,
+    /// The server has no stage that splits large events.
+    NoSplit,
     /// The server refuses the token. Without a token it is the pipeline or an option that is refused.
     BadToken,
     /// The server has no change streams because it is no member of a replica set.
@@ -47,6 +52,9 @@ pub(super) enum Class {
 const RESUMABLE: &str = "ResumableChangeStreamError";
 /// The driver's word for an error that any read may be tried again after.
 const RETRYABLE: &str = "RetryableError";
+
+/// What a server says that does not know a stage.
+const UNKNOWN_STAGE: i32 = 40324;
 
 /// The table.
 fn class_of(phase: Phase, code: i32) -> Option<Class> {
@@ -63,7 +71,9 @@ fn class_of(phase: Phase, code: i32) -> Option<Class> {
         (Phase::Open, 50) => Class::Behind,
         (_, 13 | 18) => Class::Unauthorized,
         (Phase::Open | Phase::GetMore, 286) => Class::HistoryLost,
-        (Phase::Open | Phase::GetMore, 10334) => Class::TooLarge,
+        // The second: one field alone does not fit.
+        (Phase::Open | Phase::GetMore, 10334 | 7_182_500) => Class::TooLarge,
+        (Phase::Open | Phase::GetMore, 47) => Class::ImageMissing,
         // From 50810 on: what a token's hex holds is no key.
         (Phase::Open | Phase::GetMore, 9 | 15 | 260 | 280 | 40647 | 40649 | 50810..=50831) => Class::BadToken,
         (Phase::Open, 40573) => Class::NotAReplicaSet,
@@ -103,6 +113,7 @@ impl Fault {
     pub(super) fn of_driver(phase: Phase, error: &Error) -> Self {
         let (code, message) = describe(error);
         let class = match code {
+            Some(UNKNOWN_STAGE) if message.contains(split::STAGE) => Some(Class::NoSplit),
             Some(code) => class_of(phase, code),
             None => match &*error.kind {
                 ErrorKind::Io(_)
@@ -154,6 +165,9 @@ impl Fault {
             }
             (Class::HistoryLost, Some(position)) => Reason::HistoryLost { position: position.clone(), oldest: None },
             (Class::TooLarge, Some(position)) => Reason::EventTooLarge { position: position.clone() },
+            (Class::ImageMissing, Some(position)) => {
+                Reason::ImageMissing { position: position.clone(), image: image_in(&message).to_owned() }
+            }
             // Only an `invalidate` is opened by its token; everywhere else these codes speak of the pipeline.
             (Class::BadToken, Some(position)) if position.is_invalidate() || position.cluster_time().is_none() => {
                 Reason::BadPosition { code, message }
@@ -162,6 +176,11 @@ impl Fault {
             _ => Reason::RefusedByServer { code, message },
         })
     }
+}
+
+/// The field that the server says is missing.
+pub(super) fn image_in(message: &str) -> &'static str {
+    if message.contains("pre-image") { "fullDocumentBeforeChange" } else { "fullDocument" }
 }
 
 /// The code, and name and message in one, of an error; never the server's whole reply, never a password.
@@ -257,7 +276,9 @@ mod tests {
 
     #[test]
     fn each_code_has_its_class() {
-        use Class::{BadToken, Behind, Fatal, HistoryLost, NotAReplicaSet, Retry, TooLarge, Unauthorized};
+        use Class::{
+            BadToken, Behind, Fatal, HistoryLost, ImageMissing, NotAReplicaSet, Retry, TooLarge, Unauthorized,
+        };
         use Phase::{Command, GetMore, Open};
         for code in [43, 237, 91, 189, 10107, 11600, 11602, 13435, 13436, 6, 7, 89, 9001, 63, 133, 150, 234, 262, 13388]
         {
@@ -289,7 +310,10 @@ mod tests {
             (Open, 40324, Fatal),
             (Open, 40415, Fatal),
             (Open, 50795, Fatal),
-            (GetMore, 47, Fatal),
+            (GetMore, 47, ImageMissing),
+            (Open, 47, ImageMissing),
+            (Command, 47, Fatal),
+            (GetMore, 7_182_500, TooLarge),
             (Open, 8000, Fatal),
             (Open, 999_999, Fatal),
             (GetMore, 999_999, Fatal),

@@ -13,6 +13,7 @@ mod identity;
 mod model;
 mod occurrent;
 mod open;
+mod outline;
 mod pool;
 mod present;
 mod probe;
@@ -22,11 +23,13 @@ mod record_pipeline;
 mod reply;
 mod scan;
 mod size;
+mod split;
 mod stages;
 mod step;
 mod storage_error;
 mod task;
 mod token;
+mod unsendable;
 
 pub use checkpoint_storage::MongoCheckpointStorage;
 #[cfg(feature = "cli")]

@@ -1,6 +1,8 @@
 //! [`ChangeStreamModel`]: one scope of a MongoDB deployment as a sequence of reads. Its parts are the other files here.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bson::{Bson, Document};
@@ -10,9 +12,10 @@ use mongodb::{Client, Collection, Database};
 use super::open::Source;
 use super::pool::ConnectionPool;
 use super::reader::ChangeStreamReader;
-use super::{identity, present, probe, stages, task};
+use super::{identity, outline, present, probe, stages, task};
 use crate::checkpoint::Checkpoint;
 use crate::error::{SourceError, SubscribeError};
+use crate::event::ChangeEvent;
 use crate::ids::Namespace;
 use crate::model::{Fingerprint, Identity, Plan, Scope, SubscriptionModel};
 use crate::reason::Reason;
@@ -48,6 +51,8 @@ pub struct ChangeStreamModel {
     max_await_time: Duration,
     global_checkpoint: GlobalCheckpointSource,
     pool: ConnectionPool,
+    /// A server has said that it cannot split events.
+    cannot_split: Arc<AtomicBool>,
 }
 
 /// Which document an `update` event carries. Default: none, only what changed.
@@ -63,7 +68,7 @@ pub enum FullDocument {
     /// The document as it was right after the change, if the collection keeps them (`changeStreamPreAndPostImages`,
     /// server 6.0) and it has not expired.
     WhenAvailable,
-    /// As `WhenAvailable`, and the stream stops with `RefusedByServer` where it is missing.
+    /// As `WhenAvailable`, and the stream stops with `ImageMissing` where there is none.
     Required,
 }
 
@@ -78,7 +83,7 @@ pub enum FullDocumentBeforeChange {
     Off,
     /// If there is one and it has not expired.
     WhenAvailable,
-    /// Always, and the stream stops with `RefusedByServer` where it is missing.
+    /// Always, and the stream stops with `ImageMissing` where there is none.
     Required,
 }
 
@@ -146,6 +151,7 @@ impl ChangeStreamModel {
             max_await_time: Duration::from_secs(1),
             global_checkpoint: GlobalCheckpointSource::default(),
             pool: ConnectionPool::default(),
+            cannot_split: Arc::default(),
         }
     }
 
@@ -234,6 +240,7 @@ impl ChangeStreamModel {
             criteria: self.criteria.clone(),
             max_await_time: self.max_await_time,
             pool: self.pool.clone(),
+            cannot_split: Arc::clone(&self.cannot_split),
         }
     }
 }
@@ -303,6 +310,15 @@ impl SubscriptionModel for ChangeStreamModel {
     async fn identity(&self) -> Result<Identity, SourceError> {
         let source = self.source(&[], &[]);
         identity::identity(&source).await.map_err(|fault| source.error(fault, None))
+    }
+
+    async fn outline(&self, position: &Checkpoint) -> Result<Option<ChangeEvent>, SourceError> {
+        let source = self.source(&[], &[]);
+        let event = outline::at(&source, position).await;
+        match event.map_err(|fault| source.error(fault, Some(position))) {
+            Err(error) => Err(task::name_the_oldest(&source, error).await),
+            event => event,
+        }
     }
 
     /// A rename over the collection is explained by the expanded event of a server 6.0; before that only when the oplog

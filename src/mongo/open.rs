@@ -4,9 +4,11 @@
 //! of an event is refused as soon as the pipeline does not pass that very event any more. Only an `invalidate` is
 //! opened by its token.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bson::{Bson, Document, doc};
+use bson::{Bson, Document, Timestamp, doc};
 use futures::StreamExt;
 use mongodb::Database;
 use mongodb::options::SelectionCriteria;
@@ -15,6 +17,7 @@ use mongodb::raw_batch_cursor::{RawBatch, RawBatchCursor};
 use super::call::{DEADLINE, call};
 use super::classify::{Circumstances, Class, Fault, Phase};
 use super::pool::ConnectionPool;
+use super::split;
 use super::step::How;
 use crate::checkpoint::Checkpoint;
 use crate::error::SourceError;
@@ -40,6 +43,17 @@ pub(super) struct Source {
     pub(super) max_await_time: Duration,
     /// The pool of the client it is read by.
     pub(super) pool: ConnectionPool,
+    /// Set once a server has said that it cannot split events; shared by the clones of a model.
+    pub(super) cannot_split: Arc<AtomicBool>,
+}
+
+/// How to get past events at the position that are done and that the server cannot send: how else than usual to open.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Around {
+    /// Begin here.
+    pub(super) start: Option<Timestamp>,
+    /// The first stages behind the source.
+    pub(super) stages: Vec<Document>,
 }
 
 /// A cursor whose first reply has not been read yet.
@@ -63,7 +77,7 @@ impl Stream {
     }
 
     /// The operation time of the opening reply.
-    pub(super) fn operation_time(&self) -> Option<bson::Timestamp> {
+    pub(super) fn operation_time(&self) -> Option<Timestamp> {
         self.first.as_ref()?.as_raw_document().get_timestamp("operationTime").ok()
     }
 
@@ -74,10 +88,22 @@ impl Stream {
 
 impl Source {
     /// Opens at a position, or at the server's own now. One attempt.
-    pub(super) async fn open(&self, from: Option<&Checkpoint>, how: How) -> Result<Stream, Fault> {
-        let start = start_of(from)?;
+    pub(super) async fn open(&self, from: Option<&Checkpoint>, how: How, around: &Around) -> Result<Stream, Fault> {
+        let start = match around.start {
+            Some(time) => doc! { "startAtOperationTime": time },
+            None => start_of(from)?,
+        };
         let limit = if how.behind { None } else { Some(VERDICT_MS) };
-        self.run(self.command(start, how.first, limit), how).await
+        let mut source = self.clone();
+        source.pipeline = around.stages.iter().chain(&self.pipeline).cloned().collect();
+        if how.split {
+            source.pipeline.push(split::stage());
+        }
+        let opened = source.run(source.command(start, how.first, limit), how).await;
+        if matches!(opened, Err(Fault { class: Class::NoSplit, .. })) {
+            self.cannot_split.store(true, Ordering::Relaxed);
+        }
+        opened
     }
 
     /// The same scope without anything that costs the server: to ask whether it can be opened.
@@ -90,11 +116,14 @@ impl Source {
     }
 
     /// Whether the server has the changes from a time on. Asked by opening there.
-    pub(super) async fn has_history(&self, from: bson::Timestamp, limit: Duration) -> Result<bool, Fault> {
+    pub(super) async fn has_history(&self, from: Timestamp, limit: Duration) -> Result<bool, Fault> {
         let limit = i64::try_from(limit.as_millis()).unwrap_or(VERDICT_MS);
         let start = doc! { "startAtOperationTime": from };
-        match self.run(self.command(start, 1, Some(limit)), How { first: 1, events: 1, behind: false }).await {
-            Ok(_) | Err(Fault { class: Class::Behind | Class::TooLarge, .. }) => Ok(true),
+        match self
+            .run(self.command(start, 1, Some(limit)), How { first: 1, events: 1, behind: false, split: false })
+            .await
+        {
+            Ok(_) | Err(Fault { class: Class::Behind | Class::TooLarge | Class::ImageMissing, .. }) => Ok(true),
             Err(Fault { class: Class::HistoryLost, .. }) => Ok(false),
             Err(fault) => Err(fault),
         }
@@ -173,7 +202,6 @@ fn start_of(from: Option<&Checkpoint>) -> Result<Document, Fault> {
 mod tests {
     use super::super::reply::tests::{quiet, token};
     use super::*;
-    use bson::Timestamp;
 
     #[test]
     fn every_position_but_an_invalidate_is_opened_by_its_time() {

@@ -4,7 +4,9 @@ use bson::{RawArray, RawBsonRef, RawDocument};
 use bytes::Bytes;
 use mongodb::raw_batch_cursor::RawBatch;
 
-use super::{classify::Fault, token};
+use super::classify::Fault;
+use super::split::{Fragments, Put, Whole};
+use super::token;
 use crate::checkpoint::{Checkpoint, Token};
 use crate::event::ChangeEvent;
 use crate::model::Read;
@@ -13,14 +15,27 @@ use crate::model::Read;
 #[derive(Debug)]
 pub(super) struct Reply {
     bytes: Bytes,
-    /// Where the events lie; those before `next` have been dropped or handed out.
-    events: Vec<(u32, u32)>,
+    /// The events; those before `next` have been dropped or handed out.
+    events: Vec<Slot>,
     next: usize,
+    /// How many events and fragments it came with.
+    pub(super) came: usize,
     /// The token of the last event.
     pub(super) last: Option<Token>,
+    /// The token of what was sent last, which may be a fragment.
+    sent: Option<Token>,
     pub(super) post_batch: Option<Token>,
     /// No further reply comes from this cursor.
     pub(super) closed: bool,
+}
+
+/// An event of a reply.
+#[derive(Debug)]
+enum Slot {
+    /// Where it lies.
+    Sent(u32, u32),
+    /// It was put together.
+    Whole(Box<Whole>),
 }
 
 /// Makes a driver's reply the owner behind [`Bytes`].
@@ -64,21 +79,57 @@ impl Reply {
             };
             let begin = event.as_bytes().as_ptr() as usize - base;
             let span = |at: usize| u32::try_from(at).map_err(|error| broken(&error));
-            events.push((span(begin)?, span(begin + event.as_bytes().len())?));
+            events.push(Slot::Sent(span(begin)?, span(begin + event.as_bytes().len())?));
             last = Some(event);
         }
         let last = last.map(token::of_event).transpose()?;
-        Ok(Self { events, next: 0, last, post_batch, closed, bytes })
+        Ok(Self { came: events.len(), events, next: 0, sent: last.clone(), last, post_batch, closed, bytes })
+    }
+
+    /// Puts fragments together: only whole events are left, and what lacks a fragment is kept for the next reply.
+    pub(super) fn assemble(&mut self, fragments: &mut Fragments) -> Result<(), Fault> {
+        let mut events = Vec::with_capacity(self.events.len());
+        for slot in std::mem::take(&mut self.events) {
+            match fragments.put(&self.raw(&slot))? {
+                Put::Event => events.push(slot),
+                Put::More => {}
+                Put::Whole(whole) => events.push(Slot::Whole(whole)),
+            }
+        }
+        self.events = events;
+        self.last = self.events.last().map(|slot| self.token(slot)).transpose()?;
+        Ok(())
+    }
+
+    fn raw(&self, slot: &Slot) -> Bytes {
+        match slot {
+            Slot::Sent(begin, end) => self.bytes.slice(*begin as usize..*end as usize),
+            Slot::Whole(whole) => whole.raw.clone(),
+        }
+    }
+
+    fn token(&self, slot: &Slot) -> Result<Token, Fault> {
+        match slot {
+            Slot::Sent(begin, end) => {
+                let event = RawDocument::from_bytes(&self.bytes[*begin as usize..*end as usize]);
+                token::of_event(event.map_err(|error| Fault::fatal(format!("an event cannot be read: {error}")))?)
+            }
+            Slot::Whole(whole) => Ok(whole.token.clone()),
+        }
     }
 
     /// The bytes it keeps in memory.
     pub(super) fn size(&self) -> usize {
-        self.bytes.len()
+        let put_together = self.events.iter().map(|slot| match slot {
+            Slot::Sent(..) => 0,
+            Slot::Whole(whole) => whole.raw.len(),
+        });
+        self.bytes.len() + put_together.sum::<usize>()
     }
 
-    /// How many events it came with.
-    pub(super) fn total(&self) -> usize {
-        self.events.len()
+    /// How many events have been dropped or handed out.
+    pub(super) fn gone(&self) -> usize {
+        self.next
     }
 
     /// How many events have been neither dropped nor handed out.
@@ -89,19 +140,17 @@ impl Reply {
     /// Whether there was nothing to read behind it when it was made: it is empty, or its post-batch token lies beyond
     /// its last event.
     pub(super) fn ends_at_the_end_of_the_oplog(&self) -> bool {
-        match (&self.last, &self.post_batch) {
+        match (&self.sent, &self.post_batch) {
             (None, _) => true,
-            (Some(last), Some(post_batch)) => post_batch > last,
+            (Some(sent), Some(post_batch)) => post_batch > sent,
             (Some(_), None) => false,
         }
     }
 
     /// Drops the events at the front that `position` covers; `true` when there was one behind them.
     pub(super) fn drop_through(&mut self, position: &Token) -> Result<bool, Fault> {
-        while let Some(&(begin, end)) = self.events.get(self.next) {
-            let event = RawDocument::from_bytes(&self.bytes[begin as usize..end as usize])
-                .map_err(|error| Fault::fatal(format!("an event cannot be read: {error}")))?;
-            if !token::covers(position, &token::of_event(event)?) {
+        while let Some(slot) = self.events.get(self.next) {
+            if !token::covers(position, &self.token(slot)?) {
                 return Ok(true);
             }
             self.next += 1;
@@ -111,17 +160,16 @@ impl Reply {
 
     /// The next event, as a slice of the reply.
     pub(super) fn next_event(&mut self) -> Option<Result<Read, Fault>> {
-        let &(begin, end) = self.events.get(self.next)?;
+        let slot = self.events.get(self.next)?;
         self.next += 1;
-        let raw = self.bytes.slice(begin as usize..end as usize);
-        Some(Self::event(raw))
+        Some(self.event(slot))
     }
 
-    fn event(raw: Bytes) -> Result<Read, Fault> {
-        let broken = |error: &dyn std::fmt::Display| Fault::fatal(format!("an event cannot be read: {error}"));
-        let token = token::of_event(RawDocument::from_bytes(&raw).map_err(|error| broken(&error))?)?;
-        let event = ChangeEvent::new(raw).map_err(|error| broken(&error))?;
-        Ok(Read::Event { event, position: Checkpoint::Token(token) })
+    fn event(&self, slot: &Slot) -> Result<Read, Fault> {
+        let position = Checkpoint::Token(self.token(slot)?);
+        let event = ChangeEvent::new(self.raw(slot));
+        let event = event.map_err(|error| Fault::fatal(format!("an event cannot be read: {error}")))?;
+        Ok(Read::Event { event, position })
     }
 }
 
@@ -139,9 +187,23 @@ pub(super) mod tests {
     }
 
     pub(crate) fn reply(events: &[Token], post_batch: Option<&Token>, id: i64) -> Reply {
+        let event = |token: &Token| rawdoc! { "_id": { "_data": token.as_str() }, "operationType": "insert" };
+        let events: Vec<_> = events.iter().map(event).collect();
+        made(&events, post_batch, id)
+    }
+
+    pub(crate) fn sent(events: &[Token], post_batch: Option<&Token>) -> Reply {
+        reply(events, post_batch, 5)
+    }
+
+    pub(crate) fn of_events(events: &[RawDocumentBuf]) -> Reply {
+        made(events, None, 5)
+    }
+
+    pub(crate) fn made(events: &[RawDocumentBuf], post_batch: Option<&Token>, id: i64) -> Reply {
         let mut batch = bson::RawArrayBuf::new();
         for event in events {
-            batch.push(rawdoc! { "_id": { "_data": event.as_str() }, "operationType": "insert" });
+            batch.push(event.clone());
         }
         let mut cursor: RawDocumentBuf = rawdoc! { "nextBatch": batch, "id": id, "ns": "shop.orders" };
         if let Some(token) = post_batch {
@@ -154,7 +216,7 @@ pub(super) mod tests {
     fn its_events_are_slices_of_it_and_its_marks_are_read() {
         let tokens = [token(7, 1), token(7, 2), token(8, 1)];
         let mut reply = reply(&tokens, Some(&quiet(9)), 5);
-        assert_eq!((reply.total(), reply.left(), reply.closed), (3, 3, false));
+        assert_eq!((reply.came, reply.left(), reply.closed), (3, 3, false));
         assert_eq!((reply.last.as_ref(), reply.post_batch.as_ref()), (Some(&tokens[2]), Some(&quiet(9))));
         let whole = reply.bytes.as_ptr_range();
         for token in tokens {

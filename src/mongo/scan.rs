@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use bson::Timestamp;
 
 use super::classify::{Class, Fault, Phase};
-use super::open::{Source, Stream};
+use super::open::{Around, Source, Stream};
 use super::reply::Reply;
 use super::step::How;
 use crate::checkpoint::{Checkpoint, Token};
@@ -66,9 +66,9 @@ pub(super) async fn scan(
 }
 
 async fn open(source: &Source, from: &Checkpoint) -> Result<Stream, Fault> {
-    let how = |behind| How { first: if behind { 0 } else { EVENTS }, events: EVENTS, behind };
-    match source.open(Some(from), how(false)).await {
-        Err(Fault { class: Class::Behind, .. }) => source.open(Some(from), how(true)).await,
+    let how = |behind| How { first: if behind { 0 } else { EVENTS }, events: EVENTS, behind, split: false };
+    match source.open(Some(from), how(false), &Around::default()).await {
+        Err(Fault { class: Class::Behind, .. }) => source.open(Some(from), how(true), &Around::default()).await,
         opened => opened,
     }
 }

@@ -19,7 +19,7 @@ pub(super) enum Happened {
 /// What a reply was like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Replied {
-    /// How many events it came with.
+    /// How many events it came with, fragments of one counted apart.
     pub(super) events: usize,
     /// How large it was.
     pub(super) bytes: usize,
@@ -53,6 +53,8 @@ pub(super) enum Next {
     Open(Wait),
     /// The feed has ended.
     End,
+    /// The next event is one that the server cannot send: find out which, or a way to open behind it if it is done.
+    Unsendable(Fault),
     /// Nothing more can be done.
     Fail(Fault),
 }
@@ -77,6 +79,25 @@ pub(super) struct How {
     pub(super) events: u32,
     /// The server has accepted the start but is far behind: no first batch, no time limit.
     pub(super) behind: bool,
+    /// With the stage that splits large events.
+    pub(super) split: bool,
+}
+
+/// Whether the stream is opened with the stage that splits large events.
+///
+/// Not before one was met: the stage changes the layout of the tokens, and what is stored with it another program, or an
+/// older server, may not resume from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Split {
+    /// No event was too large yet.
+    #[default]
+    Untried,
+    /// To be asked for; the next open says whether the server has it.
+    Asked,
+    /// It is there.
+    Has,
+    /// It is not.
+    Lacks,
 }
 
 /// What the step function remembers.
@@ -86,6 +107,7 @@ pub(super) struct Recovery {
     behind: bool,
     /// An event is too large for a reply, and the good ones before it are taken one by one: how many so far.
     one_by_one: Option<u32>,
+    split: Split,
     /// Failures since the last good read.
     failures: u32,
     /// How often in a row the server ended the stream without a word and without anything read.
@@ -98,13 +120,26 @@ const FIT_AGAIN: u32 = 4000;
 const HOLLOW: u32 = 5;
 
 impl Recovery {
+    /// For a stream from a position of one that splits large events, or of another one; and whether the server is known to
+    /// lack the stage.
+    pub(super) fn new(splits: bool, lacks: bool) -> Self {
+        let split = match (splits, lacks) {
+            (_, true) => Split::Lacks,
+            // The tokens that follow have the layout of the position.
+            (true, false) => Split::Asked,
+            (false, false) => Split::Untried,
+        };
+        Self { split, ..Self::default() }
+    }
+
     /// How the next open is to be done.
     pub(super) fn how(&self) -> How {
         let (sample, events) = match self.one_by_one {
             Some(_) => (1, 1),
             None => (self.size.sample(), self.size.events()),
         };
-        How { first: if self.behind { 0 } else { sample }, events, behind: self.behind }
+        let split = matches!(self.split, Split::Asked | Split::Has);
+        How { first: if self.behind { 0 } else { sample }, events, behind: self.behind, split }
     }
 
     /// How many failures there were since the last good read.
@@ -117,6 +152,9 @@ impl Recovery {
         match happened {
             Happened::Opened => {
                 self.behind = false;
+                if self.split == Split::Asked {
+                    self.split = Split::Has;
+                }
                 Next::Read
             }
             Happened::Replied(reply) => self.replied(reply),
@@ -175,15 +213,40 @@ impl Recovery {
                 self.failures = self.failures.saturating_add(1);
                 Next::Open(Wait::Slowly)
             }
-            // The server gives up the good events before it in the same reply, so these are fetched one by one; with
-            // one event to a reply it is that event.
-            Class::TooLarge if self.one_by_one.is_none() && phase != Phase::Command => {
-                self.one_by_one = Some(0);
+            Class::NoSplit if self.how().split => {
+                self.split = Split::Lacks;
                 Next::Open(Wait::No)
             }
-            Class::TooLarge | Class::HistoryLost | Class::BadToken | Class::NotAReplicaSet | Class::Fatal => {
-                Next::Fail(fault)
+            // Whatever it is that is refused: without the stage the server will say.
+            Class::Fatal if phase == Phase::Open && self.split == Split::Asked => {
+                self.split = Split::Lacks;
+                Next::Open(Wait::No)
             }
+            Class::TooLarge if phase != Phase::Command && self.split == Split::Untried => {
+                self.split = Split::Asked;
+                Next::Open(Wait::No)
+            }
+            Class::TooLarge | Class::ImageMissing if phase != Phase::Command => {
+                if self.split == Split::Asked {
+                    self.split = Split::Has;
+                }
+                // The server gives up the good events before it in the same reply, so these are fetched one by one; with
+                // one event to a reply it is that event.
+                match self.one_by_one {
+                    None => {
+                        self.one_by_one = Some(0);
+                        Next::Open(Wait::No)
+                    }
+                    Some(_) => Next::Unsendable(fault),
+                }
+            }
+            Class::TooLarge
+            | Class::ImageMissing
+            | Class::NoSplit
+            | Class::HistoryLost
+            | Class::BadToken
+            | Class::NotAReplicaSet
+            | Class::Fatal => Next::Fail(fault),
         }
     }
 
@@ -244,7 +307,7 @@ mod tests {
 
     #[test]
     fn what_cannot_heal_fails_with_what_was_said() {
-        for class in [Class::HistoryLost, Class::BadToken, Class::NotAReplicaSet, Class::Fatal] {
+        for class in [Class::HistoryLost, Class::BadToken, Class::NotAReplicaSet, Class::Fatal, Class::NoSplit] {
             assert_eq!(Recovery::default().step(failed(class)), Next::Fail(fault(class)));
         }
     }
@@ -253,30 +316,88 @@ mod tests {
     fn far_behind_is_opened_without_a_limit_and_the_next_open_has_one_again() {
         let mut recovery = Recovery::default();
         assert_eq!(recovery.step(Happened::Failed(Phase::Open, fault(Class::Behind))), Next::Open(Wait::No));
-        assert_eq!(recovery.how(), How { first: 0, events: 1000, behind: true });
+        assert_eq!(recovery.how(), How { first: 0, events: 1000, behind: true, split: false });
         assert_eq!(recovery.failures(), 0);
         recovery.step(Happened::Opened);
-        assert_eq!(recovery.how(), How { first: 100, events: 1000, behind: false });
+        assert_eq!(recovery.how(), How { first: 100, events: 1000, behind: false, split: false });
         recovery.step(Happened::Failed(Phase::Open, fault(Class::Behind)));
         let again = recovery.step(Happened::Failed(Phase::Open, fault(Class::Behind)));
         assert_eq!((again, recovery.how().behind), (Next::Open(Wait::Backoff), false));
     }
 
+    fn at_open(class: Class) -> Happened {
+        Happened::Failed(Phase::Open, fault(class))
+    }
+
+    /// On a server that cannot split.
+    fn lacking() -> Recovery {
+        Recovery::new(false, true)
+    }
+
     #[test]
-    fn an_event_that_is_too_large_is_reached_one_by_one_and_then_fails() {
+    fn an_event_that_is_too_large_is_split_where_the_server_can_and_that_is_no_failure() {
         let mut recovery = Recovery::default();
+        assert!(!recovery.how().split, "not before there was one");
         assert_eq!(recovery.step(failed(Class::TooLarge)), Next::Open(Wait::No));
-        assert_eq!(recovery.how().events, 1);
+        assert_eq!((recovery.how().split, recovery.how().events, recovery.failures()), (true, 1000, 0));
         recovery.step(Happened::Opened);
-        for _ in 0..7 {
-            assert_eq!(recovery.step(Happened::Replied(Replied { bytes: 9_000_000, ..GOOD })), Next::Read);
+        recovery.step(Happened::Replied(GOOD));
+        // From then on.
+        recovery.step(failed(Class::Retry));
+        assert!(recovery.how().split);
+    }
+
+    #[test]
+    fn a_server_that_cannot_split_is_asked_once() {
+        for class in [Class::NoSplit, Class::Fatal] {
+            let mut recovery = Recovery::default();
+            recovery.step(failed(Class::TooLarge));
+            assert_eq!(recovery.step(at_open(class)), Next::Open(Wait::No));
+            assert_eq!((recovery.how().split, recovery.failures()), (false, 0));
+            recovery.step(Happened::Opened);
+            assert_eq!(recovery.step(failed(Class::TooLarge)), Next::Open(Wait::No));
+            assert_eq!((recovery.how().split, recovery.how().events), (false, 1), "one by one, and not asked again");
+            assert_eq!(recovery.step(at_open(Class::Fatal)), Next::Fail(fault(Class::Fatal)));
         }
-        assert_eq!(recovery.step(failed(Class::TooLarge)), Next::Fail(fault(Class::TooLarge)));
+    }
+
+    #[test]
+    fn a_position_of_a_stream_that_splits_goes_on_as_one_unless_the_server_cannot() {
+        assert!(Recovery::new(true, false).how().split);
+        assert!(!Recovery::new(true, true).how().split && !Recovery::new(false, false).how().split);
+        let mut recovery = Recovery::new(true, false);
+        recovery.step(Happened::Opened);
+        // Another member took over.
+        assert_eq!(recovery.step(at_open(Class::NoSplit)), Next::Open(Wait::No));
+        assert!(!recovery.how().split);
+    }
+
+    #[test]
+    fn what_the_server_cannot_send_is_reached_one_by_one() {
+        for class in [Class::TooLarge, Class::ImageMissing] {
+            let mut recovery = lacking();
+            assert_eq!(recovery.step(failed(class)), Next::Open(Wait::No));
+            assert_eq!(recovery.how().events, 1);
+            recovery.step(Happened::Opened);
+            for _ in 0..7 {
+                assert_eq!(recovery.step(Happened::Replied(Replied { bytes: 9_000_000, ..GOOD })), Next::Read);
+            }
+            assert_eq!(recovery.step(failed(class)), Next::Unsendable(fault(class)));
+        }
+    }
+
+    #[test]
+    fn a_field_that_does_not_fit_alone_is_reached_one_by_one_too() {
+        let mut recovery = Recovery::default();
+        recovery.step(failed(Class::TooLarge));
+        assert_eq!(recovery.step(at_open(Class::TooLarge)), Next::Open(Wait::No));
+        assert_eq!((recovery.how().split, recovery.how().events), (true, 1));
+        assert_eq!(recovery.step(at_open(Class::TooLarge)), Next::Unsendable(fault(Class::TooLarge)));
     }
 
     #[test]
     fn one_by_one_is_over_at_the_end_of_the_oplog_or_when_enough_did_fit() {
-        let mut recovery = Recovery::default();
+        let mut recovery = lacking();
         recovery.step(failed(Class::TooLarge));
         assert_eq!(recovery.step(Happened::Replied(Replied { first: true, ..Replied::default() })), Next::Read);
         assert_eq!(recovery.step(Happened::Replied(Replied::default())), Next::Open(Wait::No));

@@ -4,18 +4,22 @@
 //! happens is `step.rs`'s to decide.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tracing::Instrument;
 
 use super::classify::{Class, Fault, Phase};
-use super::open::{Source, Stream};
+use super::open::{Around, Source, Stream};
 use super::pool::OpenStream;
 use super::present;
 use super::reader::{Batch, ChangeStreamReader, Holding, Item};
 use super::reply::Reply;
+use super::split::Fragments;
 use super::step::{End, Happened, Next, Recovery, Replied, Wait};
+use super::token;
+use super::unsendable::{self, Found};
 use crate::backoff::Backoff;
 use crate::checkpoint::Checkpoint;
 use crate::error::SourceError;
@@ -32,16 +36,31 @@ const SLOWLY: Duration = Duration::from_secs(10);
 
 /// Opens, judges, and begins to read.
 pub(super) async fn open(source: Source, from: Option<&Checkpoint>) -> Result<ChangeStreamReader, SourceError> {
-    let mut recovery = Recovery::default();
+    let splits = from.and_then(Checkpoint::token).is_some_and(token::is_of_a_splitting_stream);
+    let mut recovery = Recovery::new(splits, source.cannot_split.load(Ordering::Relaxed));
+    let mut around = None;
     let stream = loop {
-        let fault = match source.open(from, recovery.how()).await {
+        let how = around.clone().unwrap_or_default();
+        let fault = match source.open(from, recovery.how(), &how).await {
             Ok(stream) => break stream,
             Err(fault) => fault,
         };
         // Only another way of opening is tried here; the caller decides about everything else.
-        if recovery.step(Happened::Failed(Phase::Open, fault.clone())) != Next::Open(Wait::No) {
-            return Err(name_the_oldest(&source, source.error(fault, from)).await);
-        }
+        let error = match recovery.step(Happened::Failed(Phase::Open, fault.clone())) {
+            Next::Open(Wait::No) => continue,
+            Next::Unsendable(fault) => {
+                match unsendable::find(&source, from, recovery.how().split, &fault, around.is_some()).await {
+                    Ok(Found::Around(way)) => {
+                        around = Some(way);
+                        continue;
+                    }
+                    Ok(Found::Event(reason)) => SourceError::Refused(reason),
+                    Err(fault) => source.error(fault, from),
+                }
+            }
+            _ => source.error(fault, from),
+        };
+        return Err(name_the_oldest(&source, error).await);
     };
     recovery.step(Happened::Opened);
     let opened_at = match from {
@@ -49,7 +68,8 @@ pub(super) async fn open(source: Source, from: Option<&Checkpoint>) -> Result<Ch
         Some(_) => None,
     };
     let position = from.cloned().or_else(|| opened_at.clone());
-    let (task, items, state) = Task::new(source, position, recovery);
+    let (mut task, items, state) = Task::new(source, position, recovery);
+    task.around = around;
     tokio::spawn(task.run(stream).in_current_span());
     Ok(ChangeStreamReader::new(items, opened_at, state))
 }
@@ -73,6 +93,10 @@ struct Task {
     position: Option<Checkpoint>,
     /// Events that the position covers may still come: none later than it has come since the open.
     dropping: bool,
+    /// The fragments of an event that is not whole yet.
+    fragments: Fragments,
+    /// How the open gets past what is done at this very position and cannot be sent.
+    around: Option<Around>,
     /// When the position last moved, the stream was opened, or there was more to read.
     moved: tokio::time::Instant,
     recovery: Recovery,
@@ -101,6 +125,8 @@ impl Task {
             source,
             position,
             dropping: true,
+            fragments: Fragments::default(),
+            around: None,
             moved: tokio::time::Instant::now(),
             recovery,
             backoff,
@@ -146,26 +172,43 @@ impl Task {
                         None => Happened::Ended,
                     }
                 }
-                None => match self.source.open(self.position.as_ref(), self.recovery.how()).await {
+                None => match self.open().await {
                     Ok(open) => {
                         stream = Some(open);
                         self.dropping = true;
+                        self.fragments = Fragments::default();
                         self.moved = tokio::time::Instant::now();
                         Happened::Opened
                     }
                     Err(fault) => Happened::Failed(Phase::Open, fault),
                 },
             };
-            let why = self.why(&happened);
+            let mut why = self.why(&happened);
             let opened = happened == Happened::Opened;
-            match self.recovery.step(happened) {
+            let mut next = self.recovery.step(happened);
+            if let Next::Unsendable(fault) = next {
+                stream = None;
+                next = match self.find(&fault).await {
+                    Ok(Found::Around(around)) => {
+                        self.around = Some(around);
+                        Next::Open(Wait::No)
+                    }
+                    Ok(Found::Event(reason)) => return Item::Failed(SourceError::Refused(reason)),
+                    Err(fault) => {
+                        let happened = Happened::Failed(Phase::Command, fault);
+                        why = self.why(&happened);
+                        self.recovery.step(happened)
+                    }
+                };
+            }
+            match next {
                 Next::Read => self.reading(opened),
                 Next::Open(wait) => {
                     stream = None;
                     self.wait(wait, why).await;
                 }
                 Next::End => return Item::Ended,
-                Next::Fail(fault) => {
+                Next::Fail(fault) | Next::Unsendable(fault) => {
                     let error = self.source.error(fault, self.position.as_ref());
                     return Item::Failed(name_the_oldest(&self.source, error).await);
                 }
@@ -173,21 +216,36 @@ impl Task {
         }
     }
 
+    async fn open(&self) -> Result<Stream, Fault> {
+        let around = self.around.clone().unwrap_or_default();
+        self.source.open(self.position.as_ref(), self.recovery.how(), &around).await
+    }
+
+    /// Which event it is that the server cannot send.
+    async fn find(&self, fault: &Fault) -> Result<Found, Fault> {
+        let split = self.recovery.how().split;
+        unsendable::find(&self.source, self.position.as_ref(), split, fault, self.around.is_some()).await
+    }
+
     /// Takes what is new out of a reply: its events, and the quiet position behind them. `blind`: it is empty because
     /// nothing was asked for.
     fn take(&mut self, mut reply: Reply, first: bool, blind: bool) -> Result<(Replied, Option<Batch>), Fault> {
+        if self.recovery.how().split {
+            reply.assemble(&mut self.fragments)?;
+        }
         if self.dropping {
             self.dropping = match &self.position {
                 Some(Checkpoint::Token(position)) => !reply.drop_through(position)?,
                 _ => false,
             };
         }
+        let dropped = reply.gone() as u64;
         let new = match &reply.last {
             Some(last) if reply.left() > 0 => Some(Checkpoint::Token(last.clone())),
             _ => None,
         };
         let mut replied = Replied {
-            events: reply.total(),
+            events: reply.came,
             bytes: reply.size(),
             first,
             moved: new.is_some(),
@@ -199,9 +257,14 @@ impl Task {
             },
         };
         self.position = new.or(self.position.take());
+        // A fragment's is no position.
         let quiet = reply.post_batch.clone().filter(|token| {
-            let token = Checkpoint::Token(token.clone());
-            self.position.as_ref().is_none_or(|position| token.is_beyond(position))
+            !self.fragments.pending()
+                && match &self.position {
+                    Some(Checkpoint::Token(position)) => token::is_further(token, position),
+                    Some(position) => Checkpoint::Token(token.clone()).is_beyond(position),
+                    None => true,
+                }
         });
         if let Some(token) = &quiet {
             replied.moved = true;
@@ -211,7 +274,10 @@ impl Task {
             }
             self.position = Some(Checkpoint::Token(token.clone()));
         }
-        let at_end = !blind && reply.ends_at_the_end_of_the_oplog();
+        if replied.moved {
+            self.around = None;
+        }
+        let at_end = !blind && !self.fragments.pending() && reply.ends_at_the_end_of_the_oplog();
         let now = tokio::time::Instant::now();
         if replied.moved || !at_end {
             self.moved = now;
@@ -223,7 +289,8 @@ impl Task {
             if at_end {
                 state.end_at.clone_from(&self.position);
             }
-            before != (state.at_end, state.end_at.clone())
+            state.dropped += dropped;
+            dropped > 0 || before != (state.at_end, state.end_at.clone())
         });
         let news = reply.left() > 0 || quiet.is_some();
         Ok((replied, news.then(|| Batch::new(reply, quiet, &self.holding))))
@@ -239,7 +306,11 @@ impl Task {
     /// What a status is to say while the stream is not open; nothing when nothing is wrong.
     fn why(&self, happened: &Happened) -> Option<Reason> {
         match happened {
-            Happened::Failed(_, fault) if fault.class == Class::Behind => None,
+            Happened::Failed(_, fault)
+                if matches!(fault.class, Class::Behind | Class::TooLarge | Class::ImageMissing | Class::NoSplit) =>
+            {
+                None
+            }
             Happened::Failed(_, fault) => Some(self.source.error(fault.clone(), self.position.as_ref()).reason()),
             Happened::Ended | Happened::Replied(Replied { end: End::Closed, .. }) => {
                 Some(Reason::SourceUnavailable { message: "the server has ended the stream".to_owned() })
@@ -289,7 +360,8 @@ impl Task {
 #[cfg(test)]
 mod tests {
     use super::super::pool::ConnectionPool;
-    use super::super::reply::tests::{quiet, reply, token};
+    use super::super::reply::tests::{made, quiet, reply, token};
+    use super::super::split;
     use super::*;
     use crate::checkpoint::Token;
     use crate::ids::Namespace;
@@ -313,6 +385,7 @@ mod tests {
             criteria: None,
             max_await_time: Duration::from_secs(1),
             pool: ConnectionPool::default(),
+            cannot_split: Arc::default(),
         };
         let (task, items, state) = Task::new(source, position, Recovery::default());
         Bench { task, state, _items: items }
@@ -337,6 +410,35 @@ mod tests {
         assert_eq!((replied.moved, events, quiet_position), (true, 2, None));
         assert_eq!(bench.task.position, Some(token(8, 1).into()));
         assert!(!bench.task.dropping);
+    }
+
+    #[tokio::test]
+    async fn a_fragment_is_no_position_and_no_end_of_the_oplog_and_the_whole_is_one() {
+        let mut bench = at(Some(split::tests::token(6, 0, None).into())).await;
+        bench.task.recovery = Recovery::new(true, false);
+        let (first, second) = (split::tests::fragment(7, 1, 2), split::tests::fragment(7, 2, 2));
+        let [mark, last] = [1, 2].map(|number| split::tests::token(7, 0, Some(number)));
+        let whole = split::tests::token(7, 0, None);
+        let (replied, events, quiet_position) = bench.take(made(&[first], Some(&mark), 5), false);
+        assert_eq!((replied.events, replied.moved, events, quiet_position), (1, false, 0, None));
+        assert_eq!(bench.task.position, Some(split::tests::token(6, 0, None).into()));
+        assert_eq!(bench.take(made(&[], Some(&mark), 5), false).2, None);
+        assert!(!bench.state.borrow().at_end);
+        let (replied, events, quiet_position) = bench.take(made(&[second], Some(&last), 5), false);
+        assert_eq!((replied.events, replied.moved, events, quiet_position), (1, true, 1, None));
+        assert_eq!(bench.task.position, Some(whole.clone().into()));
+        // The scan stands at the last fragment.
+        assert_eq!(bench.take(made(&[], Some(&last), 5), false).2, None);
+        assert_eq!(bench.state.borrow().end_at, Some(whole.into()));
+        assert_eq!(bench.take(made(&[], Some(&quiet(8)), 5), false).2, Some(quiet(8)));
+    }
+
+    #[tokio::test]
+    async fn what_is_dropped_is_counted() {
+        let mut bench = at(Some(token(7, 2).into())).await;
+        bench.take(reply(&[token(7, 1)], Some(&token(7, 1)), 5), false);
+        bench.take(reply(&[token(7, 2), token(7, 3)], Some(&token(7, 3)), 5), false);
+        assert_eq!(bench.state.borrow().dropped, 2);
     }
 
     #[tokio::test]

@@ -176,6 +176,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
                 Found::Nothing => Turn::Nothing,
             },
             Some(source) = self.opened.recv() => {
+                // What the one before has said last.
+                self.take_source_state();
                 self.source = Some(source);
                 self.source_state = left(&self.source_state);
                 self.take_source_state();
@@ -235,6 +237,13 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
         let more = self.source_state.reconnects.saturating_sub(before.reconnects);
         if more > 0 {
             self.board.count(|status| status.reconnects += more);
+        }
+        let dropped = self.source_state.dropped.saturating_sub(before.dropped);
+        if dropped > 0 {
+            self.board.count(|status| {
+                status.events += dropped;
+                status.filtered += dropped;
+            });
         }
     }
 

@@ -195,6 +195,7 @@ async fn a_status_is_a_snapshot_that_serde_writes() {
       "delivered": 1,
       "events": 1,
       "fence": 1767225600000,
+      "filtered": 0,
       "gaps": [],
       "gaps_recorded": 0,
       "head": "1700000000.2",

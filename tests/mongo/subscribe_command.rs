@@ -39,6 +39,9 @@ pub fn tests() -> Vec<Trial> {
         test("the command begins at a time of its user's, and with always at each start", |ctx| async move {
             begins_at_a_time(ctx.plain().await).await
         }),
+        test("the command writes null for a document that was gone when it was looked up", |ctx| async move {
+            gone(ctx.plain().await).await
+        }),
         test(
             "the command starts where hostInfo is refused, and an unrecorded start can be allowed",
             |ctx| async move { unrecorded(ctx.shared(Kind::Auth).await).await },
@@ -169,6 +172,26 @@ async fn filtered(fixture: Fixture) -> anyhow::Result<()> {
     }
     command.signal("TERM");
     assert_eq!(command.ends().await.with(0).rest, [""; 0]);
+    Ok(())
+}
+
+async fn gone(fixture: Fixture) -> anyhow::Result<()> {
+    let things = things(&fixture.database);
+    let seen = Seen::default();
+    let beside = crate::seen::subscriptions(&fixture.database);
+    beside.subscribe("beside", seen.handler()).await?;
+    insert(&things, [1]).await?;
+    things.update_one(doc! { "_id": 1 }, doc! { "$set": { "n": 1 } }).await?;
+    things.delete_one(doc! { "_id": 1 }).await?;
+    seen.counts(3).await;
+    let at = seen.all()[1].event.cluster_time()?;
+    let time = format!("{}:{}", at.time, at.increment);
+    let mut command = Running::on_things(&fixture, &["--start", &time, "--full-document", "update-lookup"]);
+    let (update, delete) = (command.event().await, command.event().await);
+    assert_eq!((update["operationType"].as_str(), update.get("fullDocument")), (Some("update"), Some(&Value::Null)));
+    assert_eq!((delete["operationType"].as_str(), delete.get("fullDocument")), (Some("delete"), None));
+    command.signal("TERM");
+    command.ends().await.with(0);
     Ok(())
 }
 

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use mongosub::memory::{MemoryModel, MemoryReader};
 use mongosub::{
-    Checkpoint, CheckpointStorage, Claim, ClaimOutcome, Deployment, DurableSubscriptions, Fingerprint, Identity,
-    Namespace, Ownership, Plan, Record, Save, SaveOutcome, SourceError, StorageError, SubscribeError, SubscriptionId,
-    SubscriptionModel,
+    ChangeEvent, Checkpoint, CheckpointStorage, Claim, ClaimOutcome, Deployment, DurableSubscriptions, Fingerprint,
+    Identity, Namespace, Ownership, Plan, Record, Save, SaveOutcome, SourceError, StorageError, SubscribeError,
+    SubscriptionId, SubscriptionModel,
 };
 
 use super::{FaultyStorage, World};
@@ -132,6 +132,10 @@ impl SubscriptionModel for SteppedModel {
 
     async fn identity(&self) -> Result<Identity, SourceError> {
         self.steps.step("identity", self.inner.identity()).await
+    }
+
+    async fn outline(&self, position: &Checkpoint) -> Result<Option<ChangeEvent>, SourceError> {
+        self.inner.outline(position).await
     }
 
     async fn ended_since(&self, from: &Checkpoint, collection_uuid: &str) -> Result<bool, SourceError> {

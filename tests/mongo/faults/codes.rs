@@ -67,6 +67,8 @@ enum Then {
     Token,
     /// `EventTooLarge`, when it comes again with one event to a reply.
     TooLarge,
+    /// `ImageMissing`, when it comes again with one event to a reply.
+    Missing,
     /// `NotAReplicaSet`.
     Standalone,
 }
@@ -75,7 +77,7 @@ enum Then {
 type Row = (i32, Then, Then);
 
 const TABLE: &[Row] = {
-    use Then::{AtOnce, Heals, Lost, Refused, Slowly, Standalone, Token, TooLarge};
+    use Then::{AtOnce, Heals, Lost, Missing, Refused, Slowly, Standalone, Token, TooLarge};
     &[
         // Network between members, and members that are not to be reached.
         (6, Heals, Heals),
@@ -128,7 +130,7 @@ const TABLE: &[Row] = {
         (40649, Token, Token),
         (50811, Token, Token),
         // Events.
-        (47, Refused, Refused),
+        (47, Missing, Missing),
         (10334, TooLarge, TooLarge),
         // Pipelines, options, and what nobody has seen yet.
         (40324, Refused, Refused),
@@ -218,7 +220,8 @@ fn is_expected(reason: &Reason, then: Then, injected: i32, read: Option<&Checkpo
     let stands = |position: &Checkpoint| read.is_none_or(|read| position == read || position.is_beyond(read));
     match (then, reason) {
         (Then::Lost, Reason::HistoryLost { position, oldest: Some(_) })
-        | (Then::TooLarge, Reason::EventTooLarge { position }) => stands(position),
+        | (Then::TooLarge, Reason::EventTooLarge { position })
+        | (Then::Missing, Reason::ImageMissing { position, .. }) => stands(position),
         (Then::Refused | Then::Token, Reason::RefusedByServer { code, message }) => {
             *code == injected && message.contains("failCommand")
         }
@@ -228,7 +231,7 @@ fn is_expected(reason: &Reason, then: Then, injected: i32, read: Option<&Checkpo
 }
 
 fn does_not_heal(then: Then) -> bool {
-    matches!(then, Then::Lost | Then::Refused | Then::Token | Then::TooLarge | Then::Standalone)
+    matches!(then, Then::Lost | Then::Refused | Then::Token | Then::TooLarge | Then::Missing | Then::Standalone)
 }
 
 /// Where history is said to be lost the oldest position is looked for, by openings that must not fail as well.

@@ -7,10 +7,10 @@ use std::sync::{
 };
 
 use mongosub::{
-    ChangeStreamModel, ChangeStreamReader, Checkpoint, CheckpointStorage, Claim, ClaimOutcome, Delivery, Deployment,
-    DurableSubscriptions, Failure, Fingerprint, Identity, MongoCheckpointStorage, Namespace, Ownership, Plan, Read,
-    Reader, Record, Save, SaveOutcome, SourceError, SourceState, StorageError, SubscribeError, SubscriptionId,
-    SubscriptionModel, bson::Document, mongodb::Client,
+    ChangeEvent, ChangeStreamModel, ChangeStreamReader, Checkpoint, CheckpointStorage, Claim, ClaimOutcome, Delivery,
+    Deployment, DurableSubscriptions, Failure, Fingerprint, Identity, MongoCheckpointStorage, Namespace, Ownership,
+    Plan, Read, Reader, Record, Save, SaveOutcome, SourceError, SourceState, StorageError, SubscribeError,
+    SubscriptionId, SubscriptionModel, bson::Document, mongodb::Client,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -188,6 +188,10 @@ impl SubscriptionModel for Model {
         let identity = self.inner.identity().await;
         self.trap.step(Point::Identified).await;
         identity
+    }
+
+    async fn outline(&self, position: &Checkpoint) -> Result<Option<ChangeEvent>, SourceError> {
+        self.inner.outline(position).await
     }
 
     async fn ended_since(&self, from: &Checkpoint, collection_uuid: &str) -> Result<bool, SourceError> {
