@@ -115,7 +115,7 @@ pub struct Status {
     pub delivered: u64,
     /// Events settled: handled, or handed out and then skipped.
     pub settled: u64,
-    /// Events stepped over by hand that are known of: those that had been read, and one that was too large to be.
+    /// Events stepped over by hand that are known of: those that had been read, and one that could not be.
     pub skipped: u64,
     /// Deliveries that the handler may have seen in an earlier run.
     pub replayed: u64,

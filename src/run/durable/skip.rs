@@ -79,21 +79,23 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         let from = self.stands_at();
         let desk = &self.core.desk;
         let left = desk.left_unsettled(through);
-        let too_large = match state {
-            State::Stalled(Reason::EventTooLarge { position }) => !position.is_beyond(through),
+        let unsent = match state {
+            State::Stalled(Reason::EventTooLarge { position } | Reason::ImageMissing { position, .. }) => {
+                !position.is_beyond(through)
+            }
             _ => false,
         };
         warn!(
             subscription = %id, %through, reason,
             "subscription {id} skips everything up to {through}, {} event(s) that are known of: {reason}",
-            left.len() + usize::from(too_large)
+            left.len() + usize::from(unsent)
         );
         let mut source = None;
         if let Some(deliver) = &mut self.core.at_rest {
             let handed_out = deliver.handed_out.as_ref();
             let settled = left.iter().filter(|position| !is_beyond(position, handed_out)).count();
             self.core.board.count(|status| {
-                status.skipped += left.len() as u64 + u64::from(too_large);
+                status.skipped += left.len() as u64 + u64::from(unsent);
                 status.settled += settled as u64;
             });
             // What was handled and held back behind the position comes again.
