@@ -37,7 +37,10 @@ fn record(status: &Status, before: Option<&Status>) {
     total("mongosub_filtered_total", |status| status.filtered);
     total("mongosub_delivered_total", |status| status.delivered);
     total("mongosub_settled_total", |status| status.settled);
+    total("mongosub_handled_total", |status| status.handled);
     total("mongosub_skipped_total", |status| status.skipped);
+    total("mongosub_dead_lettered_total", |status| status.dead_lettered);
+    total("mongosub_parked_total", |status| status.parked);
     total("mongosub_replayed_total", |status| status.replayed);
     total("mongosub_reconnects_total", |status| status.reconnects);
     total("mongosub_saves_total", |status| status.saves);

@@ -140,6 +140,19 @@ pub enum Reason {
         /// The last error.
         error: String,
     },
+    /// There is no room for another dead letter. Goes on after a `resume()` when there is.
+    #[error(
+        "there is no room in the dead letter storage for the event at {position} of {document} ({limit}); retry or evict \
+         letters, then resume"
+    )]
+    ParkingFull {
+        /// The event in hand; it is unsettled.
+        position: Checkpoint,
+        /// Its document.
+        document: String,
+        /// Which limit it is.
+        limit: String,
+    },
     /// Another owner has claimed the subscription id.
     #[error("the subscription was taken over by {}{}", owner.as_ref().map_or("another program that rewrote the record", Owner::as_str), since.map(|at| format!(" at {at}")).unwrap_or_default())]
     Superseded {
@@ -223,6 +236,7 @@ impl Reason {
             Self::ImageMissing { .. } => "image_missing",
             Self::UnreadableRecord { .. } => "unreadable_record",
             Self::HandlerFailed { .. } => "handler_failed",
+            Self::ParkingFull { .. } => "parking_full",
             Self::Superseded { .. } => "superseded",
             Self::Deleted => "deleted",
             Self::Invalidated { .. } => "invalidated",

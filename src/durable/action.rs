@@ -11,6 +11,7 @@ use super::Inner;
 use super::setters::option_setters;
 use crate::batch_handler::BatchLimits;
 use crate::checkpoint::Checkpoint;
+use crate::dead_letter::DeadLetterStorage;
 use crate::delivery::Delivery;
 use crate::error::SubscribeError;
 use crate::filter::Filter;
@@ -18,11 +19,13 @@ use crate::hold::Hold;
 use crate::ids::{Owner, SubscriptionId};
 use crate::metrics;
 use crate::model::{Plan, SubscriptionModel};
+use crate::on_failure::OnFailure;
 use crate::reason::Reason;
 use crate::run::changes::{OnHistoryLost, OnInvalidate};
 use crate::run::deliver::{Deliver, Signals};
 use crate::run::desk::Desk;
 use crate::run::durable::Run;
+use crate::run::failing::{Failing, Parked, PutBy};
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::Opening;
 use crate::run::policy::{SaveMode, SavePolicy};
@@ -183,6 +186,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             taken: None,
             counted: None,
             handed_out: None,
+            put_by: PutBy::default(),
+            failing: Failing::default(),
+            parked: Parked::default(),
             yielded: None,
             signals: Signals::default(),
             opened: None,

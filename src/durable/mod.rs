@@ -1,6 +1,7 @@
 //! The front door: `DurableSubscriptions` wraps a model and a storage, and its action starts subscriptions.
 
 mod action;
+mod letters;
 mod setters;
 mod skip;
 
@@ -12,15 +13,18 @@ use futures::future::join_all;
 
 use self::action::MakeWork;
 pub use self::action::Subscribe;
+pub use self::letters::Retried;
 use self::setters::option_setters;
 use crate::batch_handler::{BatchHandler, BatchLimits};
 use crate::checkpoint::Checkpoint;
+use crate::dead_letter::DeadLetterStorage;
 use crate::delivery::Delivery;
 use crate::error::SubscriptionError;
 use crate::filter::Filter;
 use crate::handler::Handler;
 use crate::ids::SubscriptionId;
 use crate::model::SubscriptionModel;
+use crate::on_failure::OnFailure;
 use crate::registry::Registry;
 use crate::run::changes::{OnHistoryLost, OnInvalidate};
 use crate::run::policy::{SaveMode, SavePolicy};

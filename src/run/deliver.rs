@@ -21,6 +21,7 @@ use crate::reason::Reason;
 use crate::run::barrier::Anew;
 use crate::run::changes::OnInvalidate;
 use crate::run::desk::Desk;
+use crate::run::failing::{Failing, Parked, PutBy};
 use crate::run::hand_out::Batch;
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::{Again, Opening};
@@ -56,6 +57,11 @@ pub(crate) struct Deliver<M: SubscriptionModel> {
     /// The last event counted as read, and as delivered: one that comes again after a rest is counted once.
     pub(crate) counted: Option<Checkpoint>,
     pub(crate) handed_out: Option<Checkpoint>,
+    pub(crate) put_by: PutBy,
+    /// What failed last.
+    pub(crate) failing: Failing,
+    /// The documents that have dead letters.
+    pub(crate) parked: Parked,
     /// When the tasks that this one woke last got their turn.
     pub(crate) yielded: Option<Instant>,
     pub(crate) signals: Signals,
@@ -100,7 +106,9 @@ impl<M: SubscriptionModel> Deliver<M> {
         let ended = self.open_and_deliver(reader).await;
         self.desk.abandon();
         self.board.count(|status| status.in_hand_since = None);
-        self.board.set(|conditions| (conditions.handler, conditions.opening) = (None, None));
+        self.board.set(|conditions| {
+            (conditions.handler, conditions.letters, conditions.opening) = (None, None, None);
+        });
         (self, ended)
     }
 

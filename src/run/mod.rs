@@ -8,6 +8,7 @@ pub(crate) mod core;
 pub(crate) mod deliver;
 pub(crate) mod desk;
 pub(crate) mod durable;
+pub(crate) mod failing;
 pub(crate) mod hand_out;
 pub(crate) mod identity;
 pub(crate) mod maybe_seen;

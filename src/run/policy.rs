@@ -201,10 +201,10 @@ impl Policy {
     }
 
     /// The run ends, and what is stored last is this mark, which lies at or before what may be stored.
-    pub(crate) fn released(&mut self, mark: &Mark) {
-        self.accepted = Some(mark.clone());
-        self.requested = Some(mark.clone());
-        self.flushed = Some(Flushed { up_to: Some(mark.clone()) });
+    pub(crate) fn released(&mut self, mark: Option<&Mark>) {
+        self.accepted = mark.cloned();
+        self.requested = mark.cloned();
+        self.flushed = Some(Flushed { up_to: mark.cloned() });
     }
 
     /// A write that covers this many events has succeeded: the count starts again behind it.

@@ -84,6 +84,7 @@ impl Progress {
     /// The reader was closed: what was read and is not safe will be read again.
     pub(crate) fn abandon(&mut self) {
         self.waiting.clear();
+        self.events = self.safe.as_ref().map_or(0, |mark| mark.events);
         self.epoch = self.safe.as_ref().map_or(0, Mark::epoch_behind);
     }
 

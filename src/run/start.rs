@@ -11,8 +11,8 @@ use crate::audit::Gap;
 use crate::backoff::Backoff;
 use crate::checkpoint::Checkpoint;
 use crate::error::{SourceError, StorageError, SubscribeError};
-use crate::ids::{Epoch, Owner, Ownership, SubscriptionId};
-use crate::model::{Fingerprint, Identity, Plan, Reader, Scope, SubscriptionModel};
+use crate::ids::{Epoch, Namespace, Owner, Ownership, SubscriptionId};
+use crate::model::{Deployment, Fingerprint, Identity, Plan, Reader, Scope, SubscriptionModel};
 use crate::reason::Reason;
 use crate::run::identity::{self, Origin};
 use crate::run::restart;
@@ -206,29 +206,23 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
         matches!(self.start_at, StartAt::StoredOr(_))
     }
 
-    /// A scope around the storage's own collections leaves them out, or it would feed on its own writes for ever.
+    /// A scope around the storages' own collections leaves them out, or it would feed on its own writes for ever.
     async fn leave_out(&self, identity: &Identity) -> Result<Plan, Failed> {
         let mut plan = self.plan.clone();
-        let own: Vec<_> = self.storage.namespaces().into_iter().filter(|own| identity.scope.contains(own)).collect();
-        if own.is_empty() {
-            return Ok(plan);
+        self.in_the_way.set(Reason::StorageUnavailable { message: NO_ANSWER.into() });
+        plan.leave_out.extend(own(self.storage.namespaces(), identity, || self.storage.deployment()).await?);
+        if let Some(letters) = &self.settings.dead_letters {
+            plan.leave_out.extend(own(letters.dyn_namespaces(), identity, || letters.dyn_deployment()).await?);
         }
-        let storage = self.ask_storage(self.storage.deployment()).await?;
-        let same =
-            storage.zip(identity.deployment.as_ref()).is_some_and(|(storage, source)| storage.is_same_as(source));
-        if !same {
-            return Ok(plan);
-        }
-        if let Scope::Collection(collection) = &identity.scope {
-            return Err(Failed::Config(SubscribeError::Config {
+        match (&identity.scope, plan.leave_out.len() > self.plan.leave_out.len()) {
+            (Scope::Collection(collection), true) => Err(Failed::Config(SubscribeError::Config {
                 field: "model",
                 message: format!(
-                    "{collection} holds the checkpoints: a subscription to it would feed on its own writes"
+                    "{collection} holds the checkpoints or dead letters: a subscription to it would feed on its own writes"
                 ),
-            }));
+            })),
+            _ => Ok(plan),
         }
-        plan.leave_out.extend(own);
-        Ok(plan)
     }
 
     /// Which position to open at, by the start table.
@@ -359,6 +353,20 @@ fn epoch(record: &Record, from: Option<&Checkpoint>, settled: &Settled) -> Epoch
         Some(epoch) if resumes => epoch,
         _ => Epoch((stored + 1).max(record.claimed_at.map_or(0, bson::DateTime::timestamp_millis))),
     }
+}
+
+/// The collections of a storage that are in the scope and in the same deployment.
+async fn own<D: Future<Output = Result<Option<Deployment>, StorageError>>>(
+    namespaces: Vec<Namespace>,
+    identity: &Identity,
+    deployment: impl FnOnce() -> D,
+) -> Result<Vec<Namespace>, Failed> {
+    let own: Vec<_> = namespaces.into_iter().filter(|own| identity.scope.contains(own)).collect();
+    if own.is_empty() {
+        return Ok(own);
+    }
+    let same = deployment().await?.zip(identity.deployment.as_ref());
+    Ok(if same.is_some_and(|(storage, source)| storage.is_same_as(source)) { own } else { Vec::new() })
 }
 
 /// A storage that answers a claim without naming its owner breaks its contract.

@@ -192,12 +192,14 @@ async fn a_status_is_a_snapshot_that_serde_writes() {
     }
     insta::assert_snapshot!(serde_json::to_string_pretty(&status).unwrap(), @r#"
     {
+      "dead_lettered": 0,
       "delivered": 1,
       "events": 1,
       "fence": 1767225600000,
       "filtered": 0,
       "gaps": [],
       "gaps_recorded": 0,
+      "handled": 0,
       "head": "1700000000.2",
       "held": null,
       "id": "orders_v1",
@@ -208,6 +210,7 @@ async fn a_status_is_a_snapshot_that_serde_writes() {
       },
       "last_event_at": "now",
       "not_ahead": 0,
+      "parked": 0,
       "position": "1700000000.2",
       "reconnects": 0,
       "replayed": 0,

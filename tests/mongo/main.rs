@@ -9,6 +9,7 @@
 mod bad_input;
 mod bounds;
 mod changes;
+mod dead_letters;
 mod demo;
 mod faults;
 mod filter;
@@ -39,6 +40,7 @@ const ROLES: &[support::child::Role] = &[
     ("bounds", bounds::play),
     ("test-run", fixture::test_run),
     ("killed-subscriber", kill::play),
+    ("killed-with-letters", dead_letters::play),
     ("talk", rights::talk),
     ("one-of-two", two_processes::play),
 ];
@@ -51,6 +53,7 @@ fn tests() -> Vec<libtest_mimic::Trial> {
         bounds::tests(),
         on_any_server(changes::tests()),
         changes::with_small_oplogs(),
+        on_any_server(dead_letters::tests()),
         demo::tests(),
         faults::tests(),
         on_any_server(filter::tests()),

@@ -93,10 +93,13 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         let mut source = None;
         if let Some(deliver) = &mut self.core.at_rest {
             let handed_out = deliver.handed_out.as_ref();
-            let settled = left.iter().filter(|position| !is_beyond(position, handed_out)).count();
+            let (read, unsent) = (left.len() as u64, u64::from(unsent));
+            let new = left.iter().filter(|position| is_beyond(position, handed_out)).count() as u64;
             self.core.board.count(|status| {
-                status.skipped += left.len() as u64 + u64::from(unsent);
-                status.settled += settled as u64;
+                status.events += unsent;
+                status.delivered += new + unsent;
+                status.settled += read + unsent;
+                status.skipped += read + unsent;
             });
             // What was handled and held back behind the position comes again.
             if let Some(safe) = desk.safe().filter(|safe| safe.is_beyond(through)) {
