@@ -28,27 +28,69 @@ enum End {
 }
 
 pub fn tests() -> Vec<Trial> {
-    let ends = [End::Dropped, End::DroppedTwice, End::RenamedAway, End::RenamedOver, End::DatabaseDropped];
-    let each = ends.into_iter().flat_map(|end| [true, false].map(|runs| (end, runs)));
-    let mut tests: Vec<Trial> = each
-        .map(|(end, runs)| {
-            let words = match end {
-                End::Dropped => "dropped",
-                End::DroppedTwice => "dropped twice in a row",
-                End::RenamedAway => "renamed away",
-                End::RenamedOver => "renamed over",
-                End::DatabaseDropped => "dropped with its database",
-            };
-            let when = if runs { "while a subscription runs" } else { "while nothing runs" };
-            let name = format!("a collection that is {words} {when} ends its epoch, and the next insert is delivered");
-            test(&name, move |ctx: Context| async move { collection(&ctx.plain().await.database, end, runs).await })
-        })
-        .collect();
-    for runs in [true, false] {
-        let when = if runs { "while a subscription runs" } else { "while nothing runs" };
-        let name = format!("a database that is dropped {when} ends its epoch, and the next insert is delivered");
-        tests.push(test(&name, move |ctx: Context| async move { database(&ctx.plain().await.database, runs).await }));
-    }
+    let collections = [
+        (
+            "a collection that is dropped while a subscription runs ends its epoch, and the next insert is delivered",
+            End::Dropped,
+            true,
+        ),
+        (
+            "a collection that is dropped while nothing runs ends its epoch, and the next insert is delivered",
+            End::Dropped,
+            false,
+        ),
+        (
+            "a collection that is dropped twice in a row while a subscription runs ends its epoch, and the next insert is delivered",
+            End::DroppedTwice,
+            true,
+        ),
+        (
+            "a collection that is dropped twice in a row while nothing runs ends its epoch, and the next insert is delivered",
+            End::DroppedTwice,
+            false,
+        ),
+        (
+            "a collection that is renamed away while a subscription runs ends its epoch, and the next insert is delivered",
+            End::RenamedAway,
+            true,
+        ),
+        (
+            "a collection that is renamed away while nothing runs ends its epoch, and the next insert is delivered",
+            End::RenamedAway,
+            false,
+        ),
+        (
+            "a collection that is renamed over while a subscription runs ends its epoch, and the next insert is delivered",
+            End::RenamedOver,
+            true,
+        ),
+        (
+            "a collection that is renamed over while nothing runs ends its epoch, and the next insert is delivered",
+            End::RenamedOver,
+            false,
+        ),
+        (
+            "a collection that is dropped with its database while a subscription runs ends its epoch, and the next insert is delivered",
+            End::DatabaseDropped,
+            true,
+        ),
+        (
+            "a collection that is dropped with its database while nothing runs ends its epoch, and the next insert is delivered",
+            End::DatabaseDropped,
+            false,
+        ),
+    ];
+    let databases = [
+        ("a database that is dropped while a subscription runs ends its epoch, and the next insert is delivered", true),
+        ("a database that is dropped while nothing runs ends its epoch, and the next insert is delivered", false),
+    ];
+    let of_collection = |(name, end, runs)| {
+        test(name, move |ctx: Context| async move { collection(&ctx.plain().await.database, end, runs).await })
+    };
+    let of_database =
+        |(name, runs)| test(name, move |ctx: Context| async move { database(&ctx.plain().await.database, runs).await });
+    let mut tests: Vec<Trial> = collections.into_iter().map(of_collection).collect();
+    tests.extend(databases.into_iter().map(of_database));
     tests.push(test(
         "the token of an invalidate is resumed at after the collection was dropped and made anew again",
         |ctx: Context| async move { invalidate_resumed(&ctx.plain().await.database).await },
