@@ -8,7 +8,7 @@ use futures::future::join_all;
 
 use crate::checkpoint::Checkpoint;
 use crate::delivery::Delivery;
-use crate::handler::{Failure, Handler};
+use crate::handler::{Failure, Handler, Verdict};
 use crate::hold::{Declared, Hold, Mark, Positions};
 use crate::storage::BoxFuture;
 
@@ -18,7 +18,8 @@ const ROUNDS: usize = 8;
 /// A handler of several: `fan_out().with(a).with(b)`.
 ///
 /// Each event goes to all members, side by side, and is handled when all of them have handled it; a member that has is
-/// not asked again while the others are. A member that fails fails the event.
+/// not asked again while the others are. A member that fails fails the event; of several verdicts the one that passes
+/// over least counts: stop, then retry, then dead letter, then skip.
 ///
 /// Before a save all members that [buffer](Handler::buffers) flush, and are brought to the highest position that any of
 /// them reports; one that cannot follow fails the save, and with it every member begins anew. At the end, if what they
@@ -124,7 +125,17 @@ impl Handler for FanOut {
     async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
         let undone = self.members.iter_mut().filter(|member| member.done.as_ref() != Some(&delivery.position));
         let answers = join_all(undone.map(|member| member.handle(delivery.clone()))).await;
-        answers.into_iter().find(Result::is_err).unwrap_or(Ok(()))
+        // What one member wants passed over must not pass over what another one has not done.
+        let weight = |failure: &Failure| match failure.verdict() {
+            Verdict::Stop => 3,
+            Verdict::Retry => 2,
+            Verdict::DeadLetter => 1,
+            Verdict::Skip => 0,
+        };
+        match answers.into_iter().filter_map(Result::err).max_by_key(weight) {
+            Some(failure) => Err(failure),
+            None => Ok(()),
+        }
     }
 
     fn buffers(&self) -> bool {
