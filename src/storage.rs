@@ -1,10 +1,12 @@
 //! The seam to where checkpoints are stored: one record per subscription id, claimed by one owner at a time.
 
 mod boxed;
+mod hand;
 
 use bson::{DateTime, Timestamp};
 
 pub use self::boxed::{BoxFuture, DynCheckpointStorage};
+pub use self::hand::{Hand, InHand};
 use crate::audit::{Gap, Note, Skipped, append};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::StorageError;
@@ -206,23 +208,6 @@ impl Record {
     }
 }
 
-/// An event that a careful run handed out and has not answered for.
-#[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
-pub struct InHand {
-    /// The event's position.
-    pub position: Checkpoint,
-    /// How often its process has died with it in hand.
-    pub deaths: u32,
-}
-
-impl InHand {
-    /// An event in hand, and how often its process has died of it.
-    pub fn new(position: Checkpoint, deaths: u32) -> Self {
-        Self { position, deaths }
-    }
-}
-
 /// Where a stored position comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -341,19 +326,6 @@ pub struct Save {
     pub note: Option<Note>,
     /// What it says of the event in hand. Default: nothing.
     pub hand: Hand,
-}
-
-/// What a save says of the event in hand. Only careful runs say something.
-#[derive(Debug, Clone, PartialEq, Default)]
-#[non_exhaustive]
-pub enum Hand {
-    /// Nothing.
-    #[default]
-    Unsaid,
-    /// This event is handed out now. Nothing else of the record changes: neither its position nor when it was stored.
-    Holds(InHand),
-    /// No event is.
-    Empty,
 }
 
 impl Save {

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 use tracing::warn;
 
+use crate::batch_handler::BatchLimits;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::delivery::{Context, Delivery};
 use crate::error::SourceError;
@@ -19,12 +20,14 @@ use crate::ids::{Epoch, Ownership, SubscriptionId};
 use crate::model::{Read, Reader, SourceState, SubscriptionModel};
 use crate::reason::Reason;
 use crate::run::barrier::Anew;
+use crate::run::careful::Careful;
 use crate::run::changes::OnInvalidate;
 use crate::run::desk::Desk;
-use crate::run::failing::{Failing, Parked, PutBy};
+use crate::run::failing::{Failing, PutBy};
 use crate::run::hand_out::Batch;
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::{Again, Opening};
+use crate::run::parking::Parked;
 use crate::run::settings::Settings;
 use crate::run::work::Work;
 use crate::status::{Board, Phase};
@@ -45,6 +48,8 @@ pub(crate) struct Deliver<M: SubscriptionModel> {
     pub(crate) barrier: bool,
     /// The handler knows where the run stands.
     pub(crate) told: bool,
+    /// Set while the run is careful.
+    pub(crate) careful: Option<Careful>,
     /// Set when what was handled is lost with its handler.
     pub(crate) anew: Option<Anew>,
     pub(crate) maybe_seen: MaybeSeen,
@@ -221,7 +226,7 @@ impl<M: SubscriptionModel> Deliver<M> {
         batch: &mut Batch,
         context: &Arc<Context>,
     ) -> Result<Option<Left>, Ended> {
-        let limits = self.work.limits();
+        let limits = if self.careful.is_some() { BatchLimits::new(1) } else { self.work.limits() };
         let mut waits_until = None;
         loop {
             let read = if batch.is_empty() {
