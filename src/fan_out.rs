@@ -8,7 +8,7 @@ use futures::future::join_all;
 
 use crate::checkpoint::Checkpoint;
 use crate::delivery::Delivery;
-use crate::handler::{Failure, Handler};
+use crate::handler::{Failure, Handler, Verdict};
 use crate::hold::{Declared, Hold, Mark, Positions};
 use crate::storage::BoxFuture;
 
@@ -18,7 +18,9 @@ const ROUNDS: usize = 8;
 /// A handler of several: `fan_out().with(a).with(b)`.
 ///
 /// Each event goes to all members, side by side, and is handled when all of them have handled it; a member that has is
-/// not asked again while the others are. A member that fails fails the event.
+/// not asked again while the others are. A member that fails fails the event; of several failures the gravest counts:
+/// [`Failure::stop`], then `retry`, `dead_letter`, `skip`. So what one member wants skipped is tried again until the others
+/// have it, or want it skipped too.
 ///
 /// Before a save all members that [buffer](Handler::buffers) flush, and are brought to the highest position that any of
 /// them reports; one that cannot follow fails the save, and with it every member begins anew. At the end, if what they
@@ -120,11 +122,22 @@ impl Member {
     }
 }
 
+/// Which of several members' failures counts. What one has no use for is not taken from another that wants it again.
+fn weight(verdict: Verdict) -> u8 {
+    match verdict {
+        Verdict::Skip => 0,
+        Verdict::DeadLetter => 1,
+        Verdict::Retry => 2,
+        Verdict::Stop => 3,
+    }
+}
+
 impl Handler for FanOut {
     async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
         let undone = self.members.iter_mut().filter(|member| member.done.as_ref() != Some(&delivery.position));
         let answers = join_all(undone.map(|member| member.handle(delivery.clone()))).await;
-        answers.into_iter().find(Result::is_err).unwrap_or(Ok(()))
+        let failures = answers.into_iter().filter_map(Result::err);
+        failures.max_by_key(|failure| weight(failure.verdict())).map_or(Ok(()), Err)
     }
 
     fn buffers(&self) -> bool {
