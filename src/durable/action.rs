@@ -25,7 +25,7 @@ use crate::run::changes::{OnHistoryLost, OnInvalidate};
 use crate::run::deliver::{Deliver, Signals};
 use crate::run::desk::Desk;
 use crate::run::durable::Run;
-use crate::run::failing::{Failing, Parked, PutBy};
+use crate::run::failing::Trouble;
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::Opening;
 use crate::run::policy::{SaveMode, SavePolicy};
@@ -186,9 +186,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             taken: None,
             counted: None,
             handed_out: None,
-            put_by: PutBy::default(),
-            failing: Failing::default(),
-            parked: Parked::default(),
+            trouble: Trouble::default(),
             yielded: None,
             signals: Signals::default(),
             opened: None,

@@ -21,7 +21,7 @@ use crate::reason::Reason;
 use crate::run::barrier::Anew;
 use crate::run::changes::OnInvalidate;
 use crate::run::desk::Desk;
-use crate::run::failing::{Failing, Parked, PutBy};
+use crate::run::failing::Trouble;
 use crate::run::hand_out::Batch;
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::{Again, Opening};
@@ -57,11 +57,7 @@ pub(crate) struct Deliver<M: SubscriptionModel> {
     /// The last event counted as read, and as delivered: one that comes again after a rest is counted once.
     pub(crate) counted: Option<Checkpoint>,
     pub(crate) handed_out: Option<Checkpoint>,
-    pub(crate) put_by: PutBy,
-    /// What failed last.
-    pub(crate) failing: Failing,
-    /// The documents that have dead letters.
-    pub(crate) parked: Parked,
+    pub(crate) trouble: Trouble,
     /// When the tasks that this one woke last got their turn.
     pub(crate) yielded: Option<Instant>,
     pub(crate) signals: Signals,

@@ -33,7 +33,7 @@ const CAUSE_BYTES: usize = 4096;
 /// The documents that may have dead letters, as far as the run knows: those that had some when it began, and those it gave
 /// some itself. None else gives any. A document that is not here has none; of one that is here the storage knows.
 #[derive(Debug, Default)]
-pub(crate) struct Parked(Option<HashSet<DocumentKey>>);
+struct Parked(Option<HashSet<DocumentKey>>);
 
 impl Parked {
     fn holds(&self, delivery: &Delivery) -> bool {
@@ -54,16 +54,11 @@ struct Failed {
 
 /// The event that failed last; and, as long as they can come again with a handler that is lost, those that failed before.
 #[derive(Debug, Default)]
-pub(crate) struct Failing(VecDeque<Failed>);
+struct Failing(VecDeque<Failed>);
 
 impl Failing {
     fn of(&self, position: &Checkpoint) -> Option<&Failed> {
         self.0.iter().rev().find(|failed| failed.position == *position)
-    }
-
-    /// None of them can come again.
-    pub(crate) fn clear(&mut self) {
-        self.0.clear();
     }
 }
 
@@ -91,6 +86,14 @@ impl PutBy {
     }
 }
 
+/// What a run keeps in mind of what went wrong.
+#[derive(Debug, Default)]
+pub(crate) struct Trouble {
+    failing: Failing,
+    parked: Parked,
+    pub(crate) put_by: PutBy,
+}
+
 /// How long to wait with the first event in hand, and what of it.
 #[derive(Debug, Default)]
 pub(crate) struct Patience {
@@ -112,25 +115,25 @@ impl<M: SubscriptionModel> Deliver<M> {
         if patience.alone {
             return batch.len().min(1);
         }
-        batch.iter().take_while(|delivery| !self.parked.holds(delivery)).count()
+        batch.iter().take_while(|delivery| !self.trouble.parked.holds(delivery)).count()
     }
 
     /// Asks, once, which documents have dead letters.
     pub(crate) async fn know_parked(&mut self) -> Result<(), Ended> {
-        if self.parked.0.is_some() || !self.settings.park_later_events {
+        if self.trouble.parked.0.is_some() || !self.settings.park_later_events {
             return Ok(());
         }
         let Some(storage) = self.settings.dead_letters.clone() else { return Ok(()) };
         let id = self.id.clone();
         let sequences = self.insist(|| storage.dyn_sequences(&id)).await?;
         let known = sequences.into_iter().map(|sequence| sequence.key).filter(DocumentKey::parks);
-        self.parked.0 = Some(known.collect());
+        self.trouble.parked.0 = Some(known.collect());
         Ok(())
     }
 
     /// Parks the events at the front whose documents have dead letters, up to the first that is to be delivered.
     pub(crate) async fn park(&mut self, batch: &mut Batch) -> Result<(), Ended> {
-        while let Some(first) = batch.first().filter(|first| self.parked.holds(first)).cloned() {
+        while let Some(first) = batch.first().filter(|first| self.trouble.parked.holds(first)).cloned() {
             let Some(storage) = self.settings.dead_letters.clone() else { return Ok(()) };
             let letter = self.letter(&first);
             match self.insist(|| storage.dyn_append(&letter)).await? {
@@ -140,7 +143,7 @@ impl<M: SubscriptionModel> Deliver<M> {
                     self.settle_first(batch, How::Parked).await?;
                 }
                 PutOutcome::NoSequence => {
-                    self.parked.0.as_mut().map(|known| known.remove(&letter.key));
+                    self.trouble.parked.0.as_mut().map(|known| known.remove(&letter.key));
                 }
                 PutOutcome::Full(limit) => return Err(full(&letter, limit)),
             }
@@ -150,7 +153,7 @@ impl<M: SubscriptionModel> Deliver<M> {
 
     /// Whether the event at the front has failed before.
     pub(crate) fn has_failed(&self, batch: &Batch) -> bool {
-        batch.first().is_some_and(|first| self.failing.of(&first.position).is_some())
+        batch.first().is_some_and(|first| self.trouble.failing.of(&first.position).is_some())
     }
 
     /// The event at the front, which settles under this number, has failed once more.
@@ -158,16 +161,21 @@ impl<M: SubscriptionModel> Deliver<M> {
         let (Some(first), now) = (batch.first(), Instant::now()) else { return };
         let position = first.position.clone();
         let begun = Failed { seq, position, failures: 0, since: now, last: now };
-        let before = self.failing.of(&first.position).cloned().unwrap_or(begun);
+        let before = self.trouble.failing.of(&first.position).cloned().unwrap_or(begun);
         let stored = self.desk.stored();
-        self.failing.0.retain(|failed| failed.position != first.position && failed.seq > stored);
-        self.failing.0.push_back(Failed { seq, failures: before.failures.saturating_add(1), last: now, ..before });
+        self.trouble.failing.0.retain(|failed| failed.position != first.position && failed.seq > stored);
+        self.trouble.failing.0.push_back(Failed {
+            seq,
+            failures: before.failures.saturating_add(1),
+            last: now,
+            ..before
+        });
     }
 
     /// The event that failed last is settled. Until that is stored it can come again only with a handler that is lost.
     pub(crate) fn forget_failed(&mut self) {
         if !self.barrier {
-            self.failing.clear();
+            self.trouble.failing.0.clear();
         }
     }
 
@@ -180,7 +188,7 @@ impl<M: SubscriptionModel> Deliver<M> {
         patience: &mut Patience,
     ) -> Result<(), Ended> {
         let Some(first) = batch.first().cloned() else { return Ok(()) };
-        let Some(failed) = self.failing.of(&first.position).cloned() else { return Ok(()) };
+        let Some(failed) = self.trouble.failing.of(&first.position).cloned() else { return Ok(()) };
         let (attempts, since, last) = (failed.failures, failed.since, failed.last);
         let (position, mut error) = (first.position.clone(), failure.to_string());
         let next = self.follows(&failure, attempts, handed, patience);
@@ -211,7 +219,7 @@ impl<M: SubscriptionModel> Deliver<M> {
                     Box::pin(async move { storage.dyn_put(&letter).await })
                 };
                 // Before, since it may be stored though its answer never comes.
-                if let Some(known) = self.parked.0.as_mut().filter(|_| key.parks()) {
+                if let Some(known) = self.trouble.parked.0.as_mut().filter(|_| key.parks()) {
                     known.insert(key.clone());
                 }
                 match self.insist(put).await? {
