@@ -18,9 +18,8 @@ const ROUNDS: usize = 8;
 /// A handler of several: `fan_out().with(a).with(b)`.
 ///
 /// Each event goes to all members, side by side, and is handled when all of them have handled it; a member that has is
-/// not asked again while the others are. A member that fails fails the event; of several failures the gravest counts:
-/// [`Failure::stop`], then `retry`, `dead_letter`, `skip`. So what one member wants skipped is tried again until the others
-/// have it, or want it skipped too.
+/// not asked again while the others are. A member that fails fails the event; of several verdicts the one that passes
+/// over least counts: stop, then retry, then dead letter, then skip.
 ///
 /// Before a save all members that [buffer](Handler::buffers) flush, and are brought to the highest position that any of
 /// them reports; one that cannot follow fails the save, and with it every member begins anew. At the end, if what they
@@ -122,22 +121,21 @@ impl Member {
     }
 }
 
-/// Which of several members' failures counts. What one has no use for is not taken from another that wants it again.
-fn weight(verdict: Verdict) -> u8 {
-    match verdict {
-        Verdict::Skip => 0,
-        Verdict::DeadLetter => 1,
-        Verdict::Retry => 2,
-        Verdict::Stop => 3,
-    }
-}
-
 impl Handler for FanOut {
     async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
         let undone = self.members.iter_mut().filter(|member| member.done.as_ref() != Some(&delivery.position));
         let answers = join_all(undone.map(|member| member.handle(delivery.clone()))).await;
-        let failures = answers.into_iter().filter_map(Result::err);
-        failures.max_by_key(|failure| weight(failure.verdict())).map_or(Ok(()), Err)
+        // What one member wants passed over must not pass over what another one has not done.
+        let weight = |failure: &Failure| match failure.verdict() {
+            Verdict::Stop => 3,
+            Verdict::Retry => 2,
+            Verdict::DeadLetter => 1,
+            Verdict::Skip => 0,
+        };
+        match answers.into_iter().filter_map(Result::err).max_by_key(weight) {
+            Some(failure) => Err(failure),
+            None => Ok(()),
+        }
     }
 
     fn buffers(&self) -> bool {

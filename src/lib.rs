@@ -101,6 +101,7 @@ mod dead_letter;
 mod fan_out;
 mod handler;
 mod model;
+mod pulled;
 mod storage;
 
 // Backends.
@@ -132,7 +133,7 @@ pub use batch_handler::{BatchFailure, BatchHandler, BatchLimits};
 pub use checkpoint::{BadToken, Checkpoint, Kind, Token};
 pub use dead_letter::{DeadLetterStorage, DynDeadLetterStorage};
 pub use delivery::Delivery;
-pub use durable::{DurableSubscriptions, Retried, Subscribe};
+pub use durable::{Deliveries, DurableSubscriptions, Retried, Subscribe};
 pub use error::{DeadLetterError, DecodeError, SourceError, StorageError, SubscribeError, SubscriptionError};
 pub use event::{ChangeEvent, Operation, SplitEvent, TruncatedArray, UpdateDescription};
 pub use fan_out::{FanOut, fan_out};
@@ -152,6 +153,7 @@ pub use mongo::{
     GlobalCheckpointSource, MongoCheckpointStorage, MongoDeadLetterStorage,
 };
 pub use on_failure::{OnFailure, Retries, Then};
+pub use pulled::Pulled;
 pub use reason::Reason;
 pub use run::changes::{OnHistoryLost, OnInvalidate};
 pub use run::policy::{SaveMode, SavePolicy};

@@ -219,6 +219,13 @@ impl Subscription {
         self.ask(|reply| Command::Skip(skip, reply)).await
     }
 
+    /// As [`shutdown`](Self::shutdown), without waiting for it.
+    pub(crate) fn begin_shutdown(&self) {
+        let (reply, _) = oneshot::channel();
+        // A run that is gone has nothing to end.
+        let _ = self.inner.commands.send(Command::Shutdown(reply));
+    }
+
     async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, SubscriptionError> {
         let (reply, answer) = oneshot::channel();
         // A run that is gone drops the command, and with it the reply.

@@ -54,7 +54,7 @@ pub(super) type MakeWork = Box<dyn FnOnce() -> Box<dyn Work> + Send>;
 /// Dropped, nothing is registered and the id is free; a claim or a start that was stored already stays stored, and the
 /// next `subscribe` goes on from it.
 #[must_use = "it starts when it is awaited"]
-pub struct Subscribe<M, S> {
+pub struct Subscribe<M, S, O = Subscription> {
     pub(super) inner: Arc<Inner<M, S>>,
     pub(super) options: Options,
     pub(super) id: String,
@@ -63,9 +63,11 @@ pub struct Subscribe<M, S> {
     pub(super) filter: Filter,
     pub(super) start_at: StartAt,
     pub(super) held: bool,
+    /// What is made of the subscription once it runs.
+    pub(super) finish: Box<dyn FnOnce(Subscription) -> O + Send>,
 }
 
-impl<M, S> Subscribe<M, S> {
+impl<M, S, O> Subscribe<M, S, O> {
     option_setters!();
 
     /// Stores only what the handler has declared durable ([`Hold`](crate::Hold)), never what was merely handled. Default:
@@ -94,14 +96,22 @@ impl<M, S> Subscribe<M, S> {
     }
 }
 
-impl<M, S> fmt::Debug for Subscribe<M, S> {
+impl<M, S> Subscribe<M, S> {
+    /// The same with another answer.
+    pub(super) fn into_other<O>(self, finish: Box<dyn FnOnce(Subscription) -> O + Send>) -> Subscribe<M, S, O> {
+        let Self { inner, options, id, limits, work, filter, start_at, held, finish: _ } = self;
+        Subscribe { inner, options, id, limits, work, filter, start_at, held, finish }
+    }
+}
+
+impl<M, S, O> fmt::Debug for Subscribe<M, S, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Subscribe").field("id", &self.id).field("options", &self.options).finish_non_exhaustive()
     }
 }
 
-impl<M: SubscriptionModel, S: CheckpointStorage> IntoFuture for Subscribe<M, S> {
-    type Output = Result<Subscription, SubscribeError>;
+impl<M: SubscriptionModel, S: CheckpointStorage, O: 'static> IntoFuture for Subscribe<M, S, O> {
+    type Output = Result<O, SubscribeError>;
     type IntoFuture = BoxFuture<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
@@ -109,8 +119,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage> IntoFuture for Subscribe<M, S> 
     }
 }
 
-impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
-    async fn start(self) -> Result<Subscription, SubscribeError> {
+impl<M: SubscriptionModel, S: CheckpointStorage, O> Subscribe<M, S, O> {
+    async fn start(self) -> Result<O, SubscribeError> {
         let id = SubscriptionId::new(self.id)
             .map_err(|error| SubscribeError::Config { field: "id", message: error.to_string() })?;
         let settings = self.options.settings()?;
@@ -209,6 +219,6 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
         tokio::spawn(metrics::publish(board.subscribe()));
         tokio::spawn(Run::new(deliver, self.inner.storage.clone(), saver, receiver).run(reader));
         reserved.keep(subscription.clone());
-        Ok(subscription)
+        Ok((self.finish)(subscription))
     }
 }

@@ -105,7 +105,10 @@ impl<M: SubscriptionModel> Deliver<M> {
                 // Should it take the handler along again, nothing else is lost with it.
                 self.flush().await?;
             }
-            let Done { settled, failed, renewed } = self.attempt(&batch.deliveries[..handed]).await?;
+            let Done { settled, failed, renewed, gone } = self.attempt(&batch.deliveries[..handed]).await?;
+            if gone {
+                return Err(Ended::Asked);
+            }
             let wanted = self.settle(batch, settled, How::Handled);
             self.saved_if(wanted).await?;
             if settled > 0 {

@@ -15,6 +15,7 @@ pub(crate) mod maybe_seen;
 pub(crate) mod open;
 pub(crate) mod policy;
 pub(crate) mod progress;
+pub(crate) mod pull;
 pub(crate) mod repeats;
 pub(crate) mod restart;
 pub(crate) mod saver;

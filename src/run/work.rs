@@ -49,15 +49,21 @@ pub(crate) struct Done {
     pub(crate) failed: Option<Failure>,
     /// A fresh handler goes on.
     pub(crate) renewed: bool,
+    /// Nobody has it in hand, and the run is being stopped.
+    pub(crate) gone: bool,
 }
 
 impl Done {
     pub(crate) fn all(settled: usize) -> Self {
-        Self { settled, failed: None, renewed: false }
+        Self { settled, failed: None, renewed: false, gone: false }
     }
 
     pub(crate) fn failed(settled: usize, why: impl Into<Failure>) -> Self {
-        Self { settled, failed: Some(why.into()), renewed: false }
+        Self { settled, failed: Some(why.into()), renewed: false, gone: false }
+    }
+
+    pub(crate) fn gone() -> Self {
+        Self { settled: 0, failed: None, renewed: false, gone: true }
     }
 }
 

@@ -29,7 +29,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "seams",
         beside: true,
-        modules: &["audit", "batch_handler", "dead_letter", "fan_out", "handler", "model", "storage"],
+        modules: &["audit", "batch_handler", "dead_letter", "fan_out", "handler", "model", "pulled", "storage"],
     },
     Layer {
         name: "backends, status and suites",

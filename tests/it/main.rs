@@ -19,6 +19,7 @@ mod life;
 mod main_path;
 mod memory_model;
 mod parking;
+mod pulled;
 mod quiet;
 mod readme;
 mod runbook;
