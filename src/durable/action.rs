@@ -26,10 +26,9 @@ use crate::run::changes::{OnHistoryLost, OnInvalidate};
 use crate::run::deliver::{Deliver, Signals};
 use crate::run::desk::Desk;
 use crate::run::durable::Run;
-use crate::run::failing::{Failing, PutBy};
+use crate::run::failing::Trouble;
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::Opening;
-use crate::run::parking::Parked;
 use crate::run::policy::{SaveMode, SavePolicy};
 use crate::run::saver::Saver;
 use crate::run::settings::Options;
@@ -207,9 +206,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage, O> Subscribe<M, S, O> {
             taken: None,
             counted: None,
             handed_out: None,
-            put_by: PutBy::default(),
-            failing: Failing::default(),
-            parked: Parked::default(),
+            trouble: Trouble::default(),
             yielded: None,
             signals: Signals::default(),
             opened: None,

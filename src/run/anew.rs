@@ -160,7 +160,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         let fence = self.ownership.fence;
         let to = from.as_ref().map_or(0, |from| from.seq);
         self.core.board.count(|status| {
-            deliver.put_by.undo(to, undone, status);
+            deliver.trouble.put_by.undo(to, undone, status);
             status.fence = fence;
             status.position = from.map(|from| from.position);
         });

@@ -23,11 +23,10 @@ use crate::run::barrier::Anew;
 use crate::run::careful::Careful;
 use crate::run::changes::OnInvalidate;
 use crate::run::desk::Desk;
-use crate::run::failing::{Failing, PutBy};
+use crate::run::failing::Trouble;
 use crate::run::hand_out::Batch;
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::{Again, Opening};
-use crate::run::parking::Parked;
 use crate::run::settings::Settings;
 use crate::run::work::Work;
 use crate::status::{Board, Phase};
@@ -62,11 +61,7 @@ pub(crate) struct Deliver<M: SubscriptionModel> {
     /// The last event counted as read, and as delivered: one that comes again after a rest is counted once.
     pub(crate) counted: Option<Checkpoint>,
     pub(crate) handed_out: Option<Checkpoint>,
-    pub(crate) put_by: PutBy,
-    /// What failed last.
-    pub(crate) failing: Failing,
-    /// The documents that have dead letters.
-    pub(crate) parked: Parked,
+    pub(crate) trouble: Trouble,
     /// When the tasks that this one woke last got their turn.
     pub(crate) yielded: Option<Instant>,
     pub(crate) signals: Signals,

@@ -18,7 +18,7 @@ use crate::on_failure::Then;
 use crate::reason::Reason;
 use crate::run::deliver::{Deliver, Ended};
 use crate::run::hand_out::{Batch, How};
-use crate::run::parking::full;
+use crate::run::parking::{Parked, full};
 use crate::run::repeats::Repeats;
 use crate::status::Status;
 use crate::storage::BoxFuture;
@@ -39,16 +39,11 @@ struct Failed {
 
 /// The event that failed last; and, as long as they can come again with a handler that is lost, those that failed before.
 #[derive(Debug, Default)]
-pub(crate) struct Failing(VecDeque<Failed>);
+struct Failing(VecDeque<Failed>);
 
 impl Failing {
     fn of(&self, position: &Checkpoint) -> Option<&Failed> {
         self.0.iter().rev().find(|failed| failed.position == *position)
-    }
-
-    /// None of them can come again.
-    pub(crate) fn clear(&mut self) {
-        self.0.clear();
     }
 }
 
@@ -76,6 +71,14 @@ impl PutBy {
     }
 }
 
+/// What a run keeps in mind of what went wrong.
+#[derive(Debug, Default)]
+pub(crate) struct Trouble {
+    failing: Failing,
+    pub(crate) parked: Parked,
+    pub(crate) put_by: PutBy,
+}
+
 /// How long to wait with the first event in hand, and what of it.
 #[derive(Debug, Default)]
 pub(crate) struct Patience {
@@ -94,7 +97,7 @@ enum Next {
 impl<M: SubscriptionModel> Deliver<M> {
     /// Whether the event at the front has failed before.
     pub(crate) fn has_failed(&self, batch: &Batch) -> bool {
-        batch.first().is_some_and(|first| self.failing.of(&first.position).is_some())
+        batch.first().is_some_and(|first| self.trouble.failing.of(&first.position).is_some())
     }
 
     /// The event at the front, which settles under this number, has failed once more.
@@ -102,16 +105,21 @@ impl<M: SubscriptionModel> Deliver<M> {
         let (Some(first), now) = (batch.first(), Instant::now()) else { return };
         let position = first.position.clone();
         let begun = Failed { seq, position, failures: 0, since: now, last: now };
-        let before = self.failing.of(&first.position).cloned().unwrap_or(begun);
+        let before = self.trouble.failing.of(&first.position).cloned().unwrap_or(begun);
         let stored = self.desk.stored();
-        self.failing.0.retain(|failed| failed.position != first.position && failed.seq > stored);
-        self.failing.0.push_back(Failed { seq, failures: before.failures.saturating_add(1), last: now, ..before });
+        self.trouble.failing.0.retain(|failed| failed.position != first.position && failed.seq > stored);
+        self.trouble.failing.0.push_back(Failed {
+            seq,
+            failures: before.failures.saturating_add(1),
+            last: now,
+            ..before
+        });
     }
 
     /// The event that failed last is settled. Until that is stored it can come again only with a handler that is lost.
     pub(crate) fn forget_failed(&mut self) {
         if !self.barrier {
-            self.failing.clear();
+            self.trouble.failing.0.clear();
         }
     }
 
@@ -119,7 +127,7 @@ impl<M: SubscriptionModel> Deliver<M> {
     /// and more often than the policy allows.
     pub(crate) fn count_deaths(&mut self, seq: u64, batch: &Batch, deaths: u32) {
         self.count_failure(seq, batch);
-        if let Some(failed) = self.failing.0.back_mut() {
+        if let Some(failed) = self.trouble.failing.0.back_mut() {
             let cap = self.settings.on_failure.cap().map_or(0, |(retries, _)| retries.saturating_add(1));
             failed.failures = failed.failures.max(deaths).max(cap);
         }
@@ -134,7 +142,7 @@ impl<M: SubscriptionModel> Deliver<M> {
         patience: &mut Patience,
     ) -> Result<(), Ended> {
         let Some(first) = batch.first().cloned() else { return Ok(()) };
-        let Some(failed) = self.failing.of(&first.position).cloned() else { return Ok(()) };
+        let Some(failed) = self.trouble.failing.of(&first.position).cloned() else { return Ok(()) };
         let (attempts, since, last) = (failed.failures, failed.since, failed.last);
         let (position, mut error) = (first.position.clone(), failure.to_string());
         let next = self.follows(&failure, attempts, handed, patience);
@@ -165,7 +173,7 @@ impl<M: SubscriptionModel> Deliver<M> {
                     Box::pin(async move { storage.dyn_put(&letter).await })
                 };
                 // Before, since it may be stored though its answer never comes.
-                self.parked.note(&key);
+                self.trouble.parked.note(&key);
                 match self.insist(put).await? {
                     PutOutcome::Stored | PutOutcome::AlreadyStored => {}
                     PutOutcome::Full(limit) => return Err(full(&letter, limit)),

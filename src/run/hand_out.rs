@@ -219,7 +219,7 @@ impl<M: SubscriptionModel> Deliver<M> {
             wanted = answer.wanted.or(wanted);
             safe = answer.safe;
             if how != How::Handled {
-                self.put_by.note(batch.seqs[at], how, self.desk.stored());
+                self.trouble.put_by.note(batch.seqs[at], how, self.desk.stored());
             }
         }
         batch.remove_settled(settled);

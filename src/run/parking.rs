@@ -46,25 +46,25 @@ impl<M: SubscriptionModel> Deliver<M> {
         if patience.alone {
             return batch.len().min(1);
         }
-        batch.iter().take_while(|delivery| !self.parked.holds(delivery)).count()
+        batch.iter().take_while(|delivery| !self.trouble.parked.holds(delivery)).count()
     }
 
     /// Asks, once, which documents have dead letters.
     pub(crate) async fn know_parked(&mut self) -> Result<(), Ended> {
-        if self.parked.0.is_some() || !self.settings.park_later_events {
+        if self.trouble.parked.0.is_some() || !self.settings.park_later_events {
             return Ok(());
         }
         let Some(storage) = self.settings.dead_letters.clone() else { return Ok(()) };
         let id = self.id.clone();
         let sequences = self.insist(|| storage.dyn_sequences(&id)).await?;
         let known = sequences.into_iter().map(|sequence| sequence.key).filter(DocumentKey::parks);
-        self.parked.0 = Some(known.collect());
+        self.trouble.parked.0 = Some(known.collect());
         Ok(())
     }
 
     /// Parks the events at the front whose documents have dead letters, up to the first that is to be delivered.
     pub(crate) async fn park(&mut self, batch: &mut Batch) -> Result<(), Ended> {
-        while let Some(first) = batch.first().filter(|first| self.parked.holds(first)).cloned() {
+        while let Some(first) = batch.first().filter(|first| self.trouble.parked.holds(first)).cloned() {
             let Some(storage) = self.settings.dead_letters.clone() else { return Ok(()) };
             let letter = self.letter(&first);
             match self.insist(|| storage.dyn_append(&letter)).await? {
@@ -74,7 +74,7 @@ impl<M: SubscriptionModel> Deliver<M> {
                     self.settle_first(batch, How::Parked).await?;
                 }
                 PutOutcome::NoSequence => {
-                    self.parked.0.as_mut().map(|known| known.remove(&letter.key));
+                    self.trouble.parked.0.as_mut().map(|known| known.remove(&letter.key));
                 }
                 PutOutcome::Full(limit) => return Err(full(&letter, limit)),
             }
