@@ -167,7 +167,7 @@ pub enum Reason {
     Deleted,
     /// The collection was dropped or renamed, or the database dropped.
     #[error(
-        "the feed ended with an invalidate at {position}: what it watches was dropped or renamed; subscribe again to go on behind it"
+        "the feed ended with an invalidate at {position}: what it watches was dropped or renamed; subscribe again to go on behind it, or let it go on by itself with `OnInvalidate::Continue`"
     )]
     Invalidated {
         /// The position of the `invalidate`.

@@ -184,6 +184,9 @@ impl Subscription {
     /// position together with who did it, when, from where and why, and goes on behind it; a stalled run is resumed by it,
     /// a paused one stays paused.
     ///
+    /// With a dead letter storage, what can be kept of them is put there first, and later events of the same documents wait
+    /// behind that; of an event that cannot be sent, its outline.
+    ///
     /// What is stepped over is lost to the subscription; what is known of it is counted
     /// ([`Status::skipped`](crate::Status::skipped)) and warned about, and the record keeps the newest 16 skips.
     /// Everything behind `through` that was handed out and not stored comes again.

@@ -23,6 +23,7 @@ pub(crate) mod restart;
 pub(crate) mod saver;
 pub(crate) mod settings;
 pub(crate) mod skip;
+pub(crate) mod skip_letters;
 pub(crate) mod start;
 pub(crate) mod start_anew;
 pub(crate) mod waiters;

@@ -58,6 +58,11 @@ impl Lot {
         self.subscriptions.subscribe(ID, self.handler()).await.unwrap()
     }
 
+    /// Fails for ever, whatever the policy keeps.
+    async fn stuck(&self) -> Subscription {
+        self.subscriptions.subscribe(ID, self.handler()).on_failure(OnFailure::retry_forever()).await.unwrap()
+    }
+
     fn change(&self, key: i32, n: i32) -> Checkpoint {
         self.world.model.push(memory::update(key, doc! { "n": n }))
     }
@@ -786,4 +791,35 @@ async fn a_letter_is_removed_when_a_handler_that_keeps_effects_back_has_flushed_
     let retried = lot.subscriptions.retry(ID, &key(1), Flushing(calls.clone(), true)).await.unwrap();
     assert_eq!((retried.handled, retried.failed), (1, None));
     assert_eq!(*calls.lock().unwrap(), ["claimed", "handled", "flushed", "claimed", "handled", "flushed"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_skipped_by_hand_is_kept_as_dead_letters_and_later_events_of_its_documents_wait_behind_it() {
+    let lot = Lot::new();
+    let subscription = lot.stuck().await;
+    let skipped = [lot.change(1, 0), lot.change(2, 0), lot.change(1, 1)];
+    until(&subscription, "it fails", |status| status.state.name() == "retrying").await;
+    subscription.skip(skipped[2].clone(), "INC-7").await.unwrap();
+    assert_eq!(lot.letters_of(1).await, [skipped[0].clone(), skipped[2].clone()]);
+    assert_eq!(lot.letters_of(2).await, [skipped[1].clone()]);
+    let letters = lot.subscriptions.dead_letters_of(ID, &key(2)).await.unwrap();
+    assert_eq!(letters[0].error, ["skipped by hand: INC-7"]);
+    // Behind them.
+    let parked = lot.change(1, 2);
+    let free = lot.change(3, 0);
+    until_saved(&subscription, &free).await;
+    assert_eq!(lot.letters_of(1).await.last(), Some(&parked));
+    assert!(lot.world.seen.all().iter().all(|seen| seen.position != parked), "{:?}", lot.world.seen.keys());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_skipped_when_it_cannot_be_kept() {
+    let lot = Lot::new();
+    let subscription = lot.stuck().await;
+    let first = lot.change(1, 0);
+    until(&subscription, "it fails", |status| status.state.name() == "retrying").await;
+    lot.letters.next_puts([Fault::Fail]);
+    assert!(subscription.skip(first.clone(), "INC-7").await.is_err());
+    assert!(lot.world.record().await.unwrap().skips.is_empty());
+    until(&subscription, "it goes on failing", |status| status.state.name() == "retrying").await;
 }

@@ -8,6 +8,7 @@
 
 mod bad_input;
 mod bounds;
+mod changes;
 mod dead_letters;
 mod demo;
 mod faults;
@@ -50,6 +51,8 @@ fn tests() -> Vec<libtest_mimic::Trial> {
         matrix::long(),
         on_any_server(bad_input::tests()),
         bounds::tests(),
+        on_any_server(changes::tests()),
+        changes::with_small_oplogs(),
         on_any_server(dead_letters::tests()),
         demo::tests(),
         faults::tests(),

@@ -40,6 +40,8 @@ struct Inner {
     given_up: Option<Checkpoint>,
     /// The events that were read and not settled when the reader was last closed.
     left: Vec<Checkpoint>,
+    /// The UUID of the collection that events were last read of, and the epoch they were read in.
+    seen: Option<(u32, Arc<str>)>,
     /// Until it is stored: the last jump, and the number of its position.
     jumped: Option<(u64, Arc<Jump>)>,
     /// The saver wants to hear of every movement, not of asked-for saves alone.
@@ -107,6 +109,8 @@ pub(crate) struct View {
     pub(crate) last_read: u64,
     pub(crate) all_settled: bool,
     pub(crate) in_hand: Option<InHand>,
+    /// The UUID of the collection that was last seen in an event, and the epoch of that.
+    pub(crate) seen: Option<(u32, Arc<str>)>,
     /// A jump that is not stored yet, and the number of its position.
     pub(crate) jumped: Option<(u64, Arc<Jump>)>,
     /// An event that is to be noted in the record, and the number of the note.
@@ -134,6 +138,7 @@ impl Desk {
             handed_out: None,
             given_up: None,
             left: Vec::new(),
+            seen: None,
             jumped: None,
             watched: false,
             told: false,
@@ -167,7 +172,9 @@ impl Desk {
 
     /// An event was read; the number it settles under.
     pub(crate) fn read_event(&self, position: Checkpoint, kind: Kind) -> u64 {
-        self.inner().progress.event(position, kind)
+        let mut inner = self.inner();
+        inner.see(&position);
+        inner.progress.event(position, kind)
     }
 
     pub(crate) fn read_quiet(&self, position: Checkpoint) {
@@ -286,6 +293,7 @@ impl Desk {
             last_read: inner.progress.last_read(),
             all_settled: inner.progress.all_settled(),
             in_hand: inner.in_hand.clone(),
+            seen: inner.seen.clone(),
             jumped: inner.jumped.clone(),
             to_note: inner.to_note.clone(),
         }

@@ -13,6 +13,7 @@ use crate::backoff::Backoff;
 use crate::checkpoint::Kind;
 use crate::error::StorageError;
 use crate::ids::{Epoch, Ownership};
+use crate::model::Scope;
 use crate::reason::Reason;
 use crate::run::desk::{Desk, View};
 use crate::run::policy::SaveMode;
@@ -255,6 +256,12 @@ impl<S: CheckpointStorage> Saver<S> {
                 (source.collection_uuid, self.source_epoch) = (None, mark.epoch);
             }
             source.see(&mark.position);
+            if let (None, Some((epoch, uuid)), Scope::Collection(_)) =
+                (&source.collection_uuid, &view.seen, &source.scope)
+                && *epoch == mark.epoch
+            {
+                source.collection_uuid = Some(uuid.to_string());
+            }
         }
         Save {
             epoch: Epoch(self.template.epoch.0 + i64::from(mark.epoch)),

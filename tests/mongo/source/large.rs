@@ -13,8 +13,8 @@ use mongosub::{
 
 use super::{roomy, stalls, to};
 use crate::{
-    seen::{Seen, Subscriptions, insert, things},
-    support::{FailMode, server::code, test},
+    seen::{PATIENCE, Seen, Subscriptions, insert, record, things},
+    support::{FailMode, server::code, test, wait_until},
 };
 
 pub fn tests() -> Vec<Trial> {
@@ -300,12 +300,31 @@ async fn stepped_over() -> anyhow::Result<()> {
     // Behind the one that is alone at its time.
     assert_eq!(refusal(&model, &second).await?, (vec![9], None));
 
-    // As a subscription does it.
+    // As a subscription does it: by skipping, in the run that has stalled and where nothing runs.
     let (subscriptions, seen) = (to(model, &database), Seen::default());
-    let behind = StartAt::Always(Start::After(second));
-    subscriptions.subscribe("large", seen.handler()).filter(unsplittable()).start_at(behind).await?;
+    let subscribe = || {
+        let action = subscriptions.subscribe("large", seen.handler()).filter(unsplittable());
+        action.start_at(StartAt::StoredOr(Start::After(start.clone())))
+    };
+    let subscription = subscribe().await?;
+    assert_eq!(stalls(&subscription).await, Reason::EventTooLarge { position: first.clone() });
+    assert_eq!(seen.ids(), [0, 3]);
+    subscription.skip(first, "too large").await?;
+    seen.sees(5).await;
+    wait_until("it stalls again", PATIENCE, || async { subscription.status().state.name() == "stalled" }).await;
+    assert_eq!((seen.ids(), subscription.status().skipped), (vec![0, 3, 4, 5], 1));
+    subscription.shutdown().await?;
+    let refused = subscribe().await.err();
+    assert!(refused.is_none_or(|error| error.reason().is_some_and(|reason| reason.name() == "event_too_large")));
+    for running in subscriptions.running() {
+        running.shutdown().await?;
+    }
+    subscriptions.skip("large", second, "too large as well").await?;
+    subscribe().await?;
     seen.sees(9).await;
-    assert_eq!(seen.ids(), [9]);
+    assert_eq!(seen.ids(), [0, 3, 4, 5, 9]);
+    let skips = record(&database, "large").await?.expect("a record").skips;
+    assert_eq!(skips.iter().map(|skip| &*skip.reason).collect::<Vec<_>>(), ["too large", "too large as well"]);
     Ok(())
 }
 
