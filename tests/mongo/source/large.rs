@@ -194,6 +194,31 @@ async fn around() -> anyhow::Result<()> {
         let again: Vec<_> = read(&small, position).await?.into_iter().filter(|(_, event)| *event).collect();
         assert_eq!(again.len(), 7 - at, "behind {position}");
     }
+    ended(&things, &model, &small, events.last().expect("one in the newer layout")).await
+}
+
+/// The end of the collection, read by a stream that splits events: the next one begins behind it.
+async fn ended(
+    things: &Collection<Document>,
+    splits: &ChangeStreamModel,
+    plain: &ChangeStreamModel,
+    from: &Checkpoint,
+) -> anyhow::Result<()> {
+    let uuid = plain.identity().await?.collection_uuid.expect("a UUID");
+    things.drop().await?;
+    let mut reader = splits.open(Some(from), &Plan::default()).await?;
+    let mut end = from.clone();
+    while let Some(read) = reader.next().await {
+        end = read?.position().clone();
+    }
+    assert!(end.is_invalidate(), "{end}");
+    assert!(plain.ended_since(from, &uuid).await? && plain.ended_since(&end, &uuid).await.is_ok());
+    insert(things, [7]).await?;
+    for model in [splits, plain] {
+        let mut reader = model.open(Some(&end), &Plan::default()).await?;
+        let Some(Ok(Read::Event { event, .. })) = reader.next().await else { panic!("the first insert") };
+        assert_eq!(event.document_id::<i32>()?, Some(7));
+    }
     Ok(())
 }
 
@@ -210,7 +235,7 @@ async fn broken() -> anyhow::Result<()> {
     for good in 0..4 {
         subscription.pause().await?;
         things(&database).delete_many(doc! {}).await?;
-        let deleted = ids.is_empty().then_some(0).unwrap_or(10);
+        let deleted = if ids.is_empty() { 0 } else { 10 };
         written(&things(&database)).await?;
         let failure = doc! { "failCommands": ["getMore"], "errorCode": 11600 };
         let point = server.fail_command("broken", FailMode::Skip(good), failure).await;
