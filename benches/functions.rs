@@ -13,6 +13,17 @@ use mongosub::{ChangeEvent, Checkpoint, Kind, Token, memory};
 mod checkpoint {
     pub use mongosub::{Checkpoint, Kind, Token};
 }
+mod hold {
+    /// As the crate has it.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Place {
+        pub seq: u64,
+        pub events: u64,
+        pub epoch: u32,
+        pub position: super::Checkpoint,
+        pub kind: super::Kind,
+    }
+}
 /// Not a part of the public face, so its source is compiled here once more.
 #[allow(dead_code, reason = "only what each event meets is measured")]
 #[path = "../src/run/progress.rs"]

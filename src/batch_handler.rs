@@ -1,6 +1,5 @@
 //! The seam to the user's code that handles deliveries in bulk: how many it takes at once, and how far it came.
 
-use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
@@ -84,8 +83,9 @@ impl Default for BatchLimits {
     }
 }
 
-/// A batch that was not handled to its end: a part of it is settled, the rest comes again after a backoff. `?` makes one
-/// of any error, with nothing settled.
+/// A batch that was not handled to its end: a part of it is settled, and the event behind it has failed. `?` makes one of
+/// any error, with nothing settled; then the first event has failed, as far as anybody knows. What follows is the failure
+/// policy's ([`OnFailure`](crate::OnFailure)) or the failure's own: by default the rest comes again after a backoff.
 ///
 /// It is no `Error` itself, so that every error can become one.
 #[derive(Debug)]
@@ -95,10 +95,10 @@ pub struct BatchFailure {
 }
 
 impl BatchFailure {
-    /// The first `settled` deliveries of the batch are handled, the one behind them failed for this cause. A number
-    /// larger than the batch settles the batch.
-    pub fn after(settled: usize, cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { settled, failure: Failure::retry(cause) }
+    /// The first `settled` deliveries of the batch are handled, the one behind them failed: for a cause, or with a
+    /// [`Failure`] that says what is to follow. A number larger than the batch settles the batch.
+    pub fn after(settled: usize, failure: impl Into<Failure>) -> Self {
+        Self { settled, failure: failure.into() }
     }
 
     /// How many deliveries of the batch are settled.
@@ -110,9 +110,13 @@ impl BatchFailure {
     pub fn failure(&self) -> &Failure {
         &self.failure
     }
+
+    pub(crate) fn into_failure(self) -> Failure {
+        self.failure
+    }
 }
 
-impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for BatchFailure {
+impl<E: Into<Failure>> From<E> for BatchFailure {
     fn from(cause: E) -> Self {
         Self::after(0, cause)
     }

@@ -9,7 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use bson::Timestamp;
+use bson::{DateTime, Timestamp};
 use serde::{Serialize, Serializer};
 
 /// A resume token, as its hex text (`_data`). It means "everything up to and with this is done".
@@ -150,6 +150,12 @@ impl Checkpoint {
         }
     }
 
+    /// Its text, with the date of its cluster time: for people.
+    pub(crate) fn dated(&self) -> String {
+        let date = |time: Timestamp| DateTime::from_millis(i64::from(time.time) * 1000).to_string();
+        self.cluster_time().map_or_else(|| self.to_string(), |time| format!("{self} ({})", date(time)))
+    }
+
     /// Whether this is the position of an `invalidate`.
     pub fn is_invalidate(&self) -> bool {
         self.token().is_some_and(Token::is_invalidate)
@@ -236,6 +242,11 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// The kind of an event's position.
+    pub(crate) fn of_event(position: &Checkpoint) -> Self {
+        if position.is_invalidate() { Self::Invalidate } else { Self::Event }
+    }
+
     /// The word that the stored record holds.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -59,6 +59,14 @@ impl Delivery {
         Self { event, position, attempt: 1, may_be_repeat, context }
     }
 
+    /// The same with another hold: of a part of its handler.
+    pub(crate) fn with_hold(self, hold: Hold) -> Self {
+        let Context { subscription, fence, epoch, cancelled, .. } = &*self.context;
+        let (subscription, cancelled) = (subscription.clone(), cancelled.clone());
+        let context = Context { subscription, fence: *fence, epoch: *epoch, hold, cancelled };
+        Self { context: Arc::new(context), ..self }
+    }
+
     /// The id of the subscription.
     pub fn subscription(&self) -> &SubscriptionId {
         &self.context.subscription

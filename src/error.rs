@@ -1,7 +1,10 @@
 //! Errors, by meaning. Values only; what a server's code means is decided in `mongo/classify.rs`.
 
+use bson::DateTime;
+
 use crate::checkpoint::Checkpoint;
-use crate::ids::SubscriptionId;
+use crate::ids::{InvalidId, Owner, SubscriptionId};
+use crate::letter::DocumentKey;
 use crate::reason::Reason;
 
 /// Why a source could not be opened, asked or read on.
@@ -55,7 +58,7 @@ impl SourceError {
 #[non_exhaustive]
 pub enum StorageError {
     /// The storage does not answer, or not in time. Handling: try again.
-    #[error("the checkpoint storage is not available ({message})")]
+    #[error("the storage is not available ({message})")]
     Unavailable {
         /// What the storage or the network said.
         message: String,
@@ -79,7 +82,7 @@ pub enum StorageError {
         message: String,
     },
     /// The storage refuses the command. Handling: the message says what it refuses.
-    #[error("the checkpoint storage refuses the command (code {code}: {message})")]
+    #[error("the storage refuses the command (code {code}: {message})")]
     Refused {
         /// The server's error code.
         code: i32,
@@ -217,7 +220,15 @@ pub enum SubscriptionError {
         /// What was in the way.
         last: Reason,
     },
-    /// The source could not be asked. Handling: try again.
+    /// What was asked cannot be done. Handling: the message says what is wrong with it; nothing has changed.
+    #[error("subscription {id}: {message}")]
+    Refused {
+        /// The id.
+        id: SubscriptionId,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The source could not be asked, or refuses. Handling: try again, unless it refuses.
     #[error("subscription {id}: {source}")]
     Source {
         /// The id.
@@ -227,6 +238,60 @@ pub enum SubscriptionError {
     },
     /// The storage could not be asked. Handling: try again.
     #[error("subscription {id}: {source}")]
+    Storage {
+        /// The id.
+        id: SubscriptionId,
+        /// What the storage said.
+        source: StorageError,
+    },
+}
+
+/// Why something asked about dead letters was not done.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeadLetterError {
+    /// The id cannot be one. Handling: correct it.
+    #[error(transparent)]
+    Id(#[from] InvalidId),
+    /// No storage is set. Handling: set the one that the subscription uses.
+    #[error("no dead letter storage is set: set .dead_letters(storage) on the DurableSubscriptions")]
+    NoStorage,
+    /// An eviction needs a reason. Handling: say why these changes may be lost.
+    #[error("an eviction deletes changes for good and needs a reason")]
+    NoReason,
+    /// The document has no dead letters. Handling: list those that have.
+    #[error("{key} of subscription {id} has no dead letters")]
+    NoLetters {
+        /// The subscription.
+        id: SubscriptionId,
+        /// The document.
+        key: DocumentKey,
+    },
+    /// Somebody is retrying them. Handling: try again behind that.
+    #[error("the dead letters of {key} of subscription {id} are being retried by {owner}, until {until} at least")]
+    HeldBy {
+        /// The subscription.
+        id: SubscriptionId,
+        /// The document.
+        key: DocumentKey,
+        /// Who.
+        owner: Owner,
+        /// Until when at least, on the storage's clock.
+        until: DateTime,
+    },
+    /// The retry held them no longer: it was away for too long, and another one has them. Handling: look what is left; the
+    /// letter in hand may be handled twice.
+    #[error(
+        "a retry of {key} of subscription {id} was overtaken by another one; the letter in hand may be handled twice"
+    )]
+    HoldLost {
+        /// The subscription.
+        id: SubscriptionId,
+        /// The document.
+        key: DocumentKey,
+    },
+    /// A storage could not be asked. Handling: try again; the letter in hand may be handled twice.
+    #[error("dead letters of subscription {id}: {source}")]
     Storage {
         /// The id.
         id: SubscriptionId,

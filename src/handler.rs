@@ -48,7 +48,8 @@ use crate::hold::Hold;
     note = "write `|delivery: Delivery| async move {{ ..; Ok(()) }}` or `impl Handler`"
 )]
 pub trait Handler: Send {
-    /// Handles one delivery. `Ok` settles the event; an error is retried after a backoff, with the same event.
+    /// Handles one delivery. `Ok` settles the event; what follows an error is the failure policy's
+    /// ([`OnFailure`](crate::OnFailure)) or the [`Failure`]'s own: by default the same event again, after a backoff.
     ///
     /// # Cancel safety
     /// The future is dropped in the middle when `handler_timeout` passes, or when the grace of a pause or shutdown
@@ -129,7 +130,8 @@ where
     }
 }
 
-/// A failed attempt to handle a delivery: it is tried again after a backoff. `?` makes one of any error.
+/// A failed attempt to handle a delivery, with what is to follow. `?` makes one of any error: it is then tried again
+/// after a backoff, as often as the failure policy says ([`OnFailure`](crate::OnFailure)).
 ///
 /// It is no `Error` itself, so that every error can become one.
 ///
@@ -138,7 +140,9 @@ where
 /// use mongosub::{Delivery, Failure};
 ///
 /// async fn handle(delivery: Delivery) -> Result<(), Failure> {
-///     let id: String = delivery.event.document_id()?.ok_or("a change without a document")?;
+///     let Some(id) = delivery.event.document_id::<String>()? else {
+///         return Err(Failure::skip("a change without a document"));
+///     };
 ///     index(&id)?;
 ///     Ok(())
 /// }
@@ -146,18 +150,70 @@ where
 /// assert_eq!(Failure::retry("the index is closed").to_string(), "the index is closed");
 /// ```
 pub struct Failure {
+    verdict: Verdict,
     cause: Box<dyn Error + Send + Sync>,
 }
 
+/// What a handler wants to follow from its failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// What the failure policy says: by default it is tried again, for ever.
+    Retry,
+    /// The event goes into the dead letter storage at once, whatever the policy.
+    DeadLetter,
+    /// The event is passed over at once, whatever the policy.
+    Skip,
+    /// The subscription stops at once, whatever the policy.
+    Stop,
+}
+
 impl Failure {
-    /// A failure to be retried, for this cause.
+    /// A failure to be retried as the failure policy says, for this cause.
     pub fn retry(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { cause: cause.into() }
+        Self::new(Verdict::Retry, cause)
+    }
+
+    /// Trying again is of no use: the event goes into the dead letter storage, and later events of the same document are
+    /// parked behind it. Without a storage ([`dead_letters`](crate::DurableSubscriptions::dead_letters)) it is a
+    /// failure to be retried, whose error says so.
+    pub fn dead_letter(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::new(Verdict::DeadLetter, cause)
+    }
+
+    /// The event is not wanted: it is settled and never comes again. Counted, and logged at warn.
+    pub fn skip(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::new(Verdict::Skip, cause)
+    }
+
+    /// The subscription stops with `Stopped(HandlerFailed)`; the event is unsettled and comes again at the next start.
+    pub fn stop(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::new(Verdict::Stop, cause)
+    }
+
+    fn new(verdict: Verdict, cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self { verdict, cause: cause.into() }
+    }
+
+    /// What is to follow.
+    pub fn verdict(&self) -> Verdict {
+        self.verdict
     }
 
     /// What went wrong.
     pub fn cause(&self) -> &(dyn Error + Send + Sync + 'static) {
         &*self.cause
+    }
+
+    /// The cause and the causes behind it, each as text.
+    pub fn chain(&self) -> Vec<String> {
+        let mut chain = vec![self.cause.to_string()];
+        let mut source = self.cause.source();
+        while let Some(cause) = source {
+            chain.push(cause.to_string());
+            source = cause.source();
+        }
+        chain
     }
 }
 
@@ -169,19 +225,13 @@ impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failure {
 
 impl fmt::Debug for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Failure").field(&self.cause).finish()
+        f.debug_tuple("Failure").field(&self.verdict).field(&self.cause).finish()
     }
 }
 
 /// The cause with the causes behind it.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.cause)?;
-        let mut source = self.cause.source();
-        while let Some(cause) = source {
-            write!(f, ": {cause}")?;
-            source = cause.source();
-        }
-        Ok(())
+        f.write_str(&self.chain().join(": "))
     }
 }

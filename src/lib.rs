@@ -51,7 +51,8 @@
 //!   stops, each with a [`Reason`]. Nothing ever goes on at "now" instead, unless you chose that by
 //!   [`StartAt::Always`].
 //!
-//! [The guide](guide) tells all of it: when the position is stored, what a kill costs, fences and epochs.
+//! [The guide](guide) tells all of it: when the position is stored, what a kill costs, fences and epochs; and
+//! [what follows when a handler fails](guide::failures).
 //! [The runbook](runbook) says what to do about each reason.
 //!
 //! # Where to look
@@ -59,12 +60,14 @@
 //! | for | see |
 //! |---|---|
 //! | subscribing, and every setting | [`DurableSubscriptions`], [`Subscribe`], [`StartAt`], [`Filter`] |
-//! | handling | [`Handler`], [`BatchHandler`], [`Delivery`], [`ChangeEvent`], [`Failure`] |
+//! | handling | [`Handler`], [`BatchHandler`], [`Delivery`], [`ChangeEvent`] |
+//! | a handler that fails | [`Failure`], [`OnFailure`], [`Then`], [the guide](guide::failures) |
+//! | dead letters | [`DurableSubscriptions::retry`], [`evict`](DurableSubscriptions::evict), [`DocumentKey`], [`Sequence`], [`Letter`], [`MongoDeadLetterStorage`] |
 //! | a running subscription | [`Subscription`], [`Status`], [`State`], [`Reason`] |
-//! | what failed | [`SubscribeError`], [`SubscriptionError`], [`DecodeError`], [`SourceError`], [`StorageError`] |
+//! | what failed | [`SubscribeError`], [`SubscriptionError`], [`DeadLetterError`], [`DecodeError`], [`SourceError`], [`StorageError`] |
 //! | MongoDB | [`ChangeStreamModel`], [`ConnectionPool`], [`MongoCheckpointStorage`] |
 //! | tests of a handler, without a server | [`memory`] |
-//! | a model or a storage of your own | [`SubscriptionModel`], [`Reader`], [`CheckpointStorage`], `conformance` |
+//! | a model or a storage of your own | [`SubscriptionModel`], [`Reader`], [`CheckpointStorage`], [`DeadLetterStorage`], `conformance` |
 //! | positions by hand | [`Checkpoint`], [`Token`], [`Claim`], [`Save`], [`Record`] |
 //!
 //! # Features
@@ -73,7 +76,8 @@
 //! * `conformance`: the suites that every implementation of a seam must pass.
 //!
 //! It needs a tokio runtime with time (and, for MongoDB, I/O) enabled. It logs with `tracing`, and counts with the
-//! `metrics` facade: `mongosub_{events,filtered,delivered,settled,replayed,reconnects,saves,saves_not_ahead}_total`,
+//! `metrics` facade: `mongosub_{events,filtered,delivered,settled,handled,skipped,dead_lettered,parked,replayed}_total`,
+//! `mongosub_{reconnects,saves,saves_not_ahead,gaps}_total`,
 //! `mongosub_lag_seconds`, `mongosub_state` and `mongosub_reason`, each labelled with its `subscription`.
 
 // Values: no I/O.
@@ -85,12 +89,16 @@ mod event;
 mod filter;
 mod hold;
 mod ids;
+mod letter;
+mod on_failure;
 mod reason;
 mod start;
 
 // Seams: what a backend implements.
 mod audit;
 mod batch_handler;
+mod dead_letter;
+mod fan_out;
 mod handler;
 mod model;
 mod storage;
@@ -122,23 +130,30 @@ pub use audit::{AUDITED, Gap, Note, Skipped};
 pub use backoff::Backoff;
 pub use batch_handler::{BatchFailure, BatchHandler, BatchLimits};
 pub use checkpoint::{BadToken, Checkpoint, Kind, Token};
+pub use dead_letter::{DeadLetterStorage, DynDeadLetterStorage};
 pub use delivery::Delivery;
-pub use durable::{DurableSubscriptions, Subscribe};
-pub use error::{DecodeError, SourceError, StorageError, SubscribeError, SubscriptionError};
+pub use durable::{DurableSubscriptions, Retried, Subscribe};
+pub use error::{DeadLetterError, DecodeError, SourceError, StorageError, SubscribeError, SubscriptionError};
 pub use event::{ChangeEvent, Operation, SplitEvent, TruncatedArray, UpdateDescription};
+pub use fan_out::{FanOut, fan_out};
 pub use filter::{Field, Filter};
-pub use handler::{Failure, Handler};
+pub use handler::{Failure, Handler, Verdict};
 pub use hold::{Declared, Hold, Mark};
 pub use ids::{Epoch, Fence, InvalidId, Namespace, Owner, Ownership, SubscriptionId};
+pub use letter::{
+    DocumentKey, EvictOutcome, HoldOutcome, Letter, LetterKind, MAX_LETTERS, MAX_SEQUENCES, NewLetter, ParkingLimit,
+    PutOutcome, RemoveOutcome, Sequence,
+};
 pub use model::{
     Deployment, Fingerprint, Identity, Plan, Read, Reader, Reopening, Scope, SourceState, SubscriptionModel,
 };
 pub use mongo::{
     ChangeStreamModel, ChangeStreamReader, ConnectionPool, FullDocument, FullDocumentBeforeChange,
-    GlobalCheckpointSource, MongoCheckpointStorage,
+    GlobalCheckpointSource, MongoCheckpointStorage, MongoDeadLetterStorage,
 };
+pub use on_failure::{OnFailure, Retries, Then};
 pub use reason::Reason;
-pub use run::changes::OnInvalidate;
+pub use run::changes::{OnHistoryLost, OnInvalidate};
 pub use run::policy::{SaveMode, SavePolicy};
 pub use run::settings::Options;
 pub use start::{Start, StartAt};
@@ -152,7 +167,10 @@ pub use subscription::Subscription;
 // Chapters of the documentation, and nothing else.
 #[cfg(any(doc, doctest))]
 #[doc = include_str!("guide/positions.md")]
-pub mod guide {}
+pub mod guide {
+    #[doc = include_str!("guide/failures.md")]
+    pub mod failures {}
+}
 #[cfg(any(doc, doctest))]
 #[doc = include_str!("../docs/runbook.md")]
 pub mod runbook {}

@@ -37,10 +37,15 @@ fn record(status: &Status, before: Option<&Status>) {
     total("mongosub_filtered_total", |status| status.filtered);
     total("mongosub_delivered_total", |status| status.delivered);
     total("mongosub_settled_total", |status| status.settled);
+    total("mongosub_handled_total", |status| status.handled);
+    total("mongosub_skipped_total", |status| status.skipped);
+    total("mongosub_dead_lettered_total", |status| status.dead_lettered);
+    total("mongosub_parked_total", |status| status.parked);
     total("mongosub_replayed_total", |status| status.replayed);
     total("mongosub_reconnects_total", |status| status.reconnects);
     total("mongosub_saves_total", |status| status.saves);
     total("mongosub_saves_not_ahead_total", |status| status.not_ahead);
+    total("mongosub_gaps_total", |status| status.gaps_recorded);
     if let Some(lag) = status.lag {
         gauge!("mongosub_lag_seconds", "subscription" => id.clone()).set(lag.as_secs_f64());
     }

@@ -308,6 +308,8 @@ pub struct Identity {
     pub scope: Scope,
     /// The collection's UUID, as 32 hex digits; of a collection scope only, none while it does not exist.
     pub collection_uuid: Option<String>,
+    /// Whether the rights show which collection there is: if so, no UUID says that it does not exist.
+    pub shows_collection: bool,
     /// Where it is read.
     pub deployment: Option<Deployment>,
 }
@@ -315,6 +317,6 @@ pub struct Identity {
 impl Identity {
     /// An identity that shows the scope alone.
     pub fn new(scope: Scope) -> Self {
-        Self { scope, collection_uuid: None, deployment: None }
+        Self { scope, collection_uuid: None, shows_collection: false, deployment: None }
     }
 }

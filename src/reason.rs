@@ -64,8 +64,10 @@ pub enum Reason {
     },
     /// The source no longer has the changes behind the position.
     #[error(
-        "the changes behind {position} are no longer in the oplog{}; they are lost to this subscription: start it \
-         again with `StartAt::Always` where you accept the gap", oldest.as_ref().map(|at| format!(", which begins at {at}")).unwrap_or_default()
+        "the changes behind {} are no longer in the oplog{}; they are lost to this subscription: build anew what depends \
+         on them, and start it again with `StartAt::Always` where you accept the gap, or let it go on by itself with \
+         `on_history_lost(OnHistoryLost::RestartAt(..))`",
+        position.dated(), oldest.as_ref().map(|at| format!(", which begins at {}", at.dated())).unwrap_or_default()
     )]
     HistoryLost {
         /// Where the subscription stood.
@@ -137,6 +139,19 @@ pub enum Reason {
         attempts: u32,
         /// The last error.
         error: String,
+    },
+    /// There is no room for another dead letter. Goes on after a `resume()` when there is.
+    #[error(
+        "there is no room in the dead letter storage for the event at {position} of {document} ({limit}); retry or evict \
+         letters, then resume"
+    )]
+    ParkingFull {
+        /// The event in hand; it is unsettled.
+        position: Checkpoint,
+        /// Its document.
+        document: String,
+        /// Which limit it is.
+        limit: String,
     },
     /// Another owner has claimed the subscription id.
     #[error("the subscription was taken over by {}{}", owner.as_ref().map_or("another program that rewrote the record", Owner::as_str), since.map(|at| format!(" at {at}")).unwrap_or_default())]
@@ -221,6 +236,7 @@ impl Reason {
             Self::ImageMissing { .. } => "image_missing",
             Self::UnreadableRecord { .. } => "unreadable_record",
             Self::HandlerFailed { .. } => "handler_failed",
+            Self::ParkingFull { .. } => "parking_full",
             Self::Superseded { .. } => "superseded",
             Self::Deleted => "deleted",
             Self::Invalidated { .. } => "invalidated",

@@ -1,10 +1,10 @@
 //! The seam to where checkpoints are stored: one record per subscription id, claimed by one owner at a time.
 
-use std::pin::Pin;
-use std::sync::Arc;
+mod boxed;
 
 use bson::{DateTime, Timestamp};
 
+pub use self::boxed::{BoxFuture, DynCheckpointStorage};
 use crate::audit::{Gap, Note, Skipped, append};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::StorageError;
@@ -166,6 +166,12 @@ impl Record {
                 append(&mut self.skips, skipped, |a, b| (&a.from, &a.through) == (&b.from, &b.through));
             }
         }
+    }
+
+    /// Whether the position is where reading began again behind lost history, and nothing behind it was stored.
+    pub(crate) fn is_at_gap(&self) -> bool {
+        let to = self.gaps.last().map(|gap| &gap.to);
+        self.kind == Some(Kind::Start) && to.is_some() && self.position.as_ref() == to
     }
 
     /// Whether the position is that of an `invalidate`: the collection behind it is another one.
@@ -334,81 +340,4 @@ pub enum SaveOutcome {
     },
     /// There is no record any more.
     Gone,
-}
-
-/// A boxed future, as the dyn twin of [`CheckpointStorage`] returns it.
-pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
-
-/// [`CheckpointStorage`] for `Arc<dyn DynCheckpointStorage>`: the same calls, boxed. Every storage is one.
-pub trait DynCheckpointStorage: Send + Sync + 'static {
-    /// [`CheckpointStorage::read`], boxed.
-    fn dyn_read<'a>(&'a self, id: &'a SubscriptionId) -> BoxFuture<'a, Result<Option<Record>, StorageError>>;
-    /// [`CheckpointStorage::claim`], boxed.
-    fn dyn_claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<ClaimOutcome, StorageError>>;
-    /// [`CheckpointStorage::save`], boxed.
-    fn dyn_save<'a>(&'a self, save: &'a Save) -> BoxFuture<'a, Result<SaveOutcome, StorageError>>;
-    /// [`CheckpointStorage::delete`], boxed.
-    fn dyn_delete<'a>(
-        &'a self,
-        id: &'a SubscriptionId,
-        owner: Option<&'a Ownership>,
-    ) -> BoxFuture<'a, Result<bool, StorageError>>;
-    /// [`CheckpointStorage::list`], boxed.
-    fn dyn_list(&self) -> BoxFuture<'_, Result<Vec<String>, StorageError>>;
-    /// [`CheckpointStorage::namespaces`].
-    fn dyn_namespaces(&self) -> Vec<Namespace>;
-    /// [`CheckpointStorage::deployment`], boxed.
-    fn dyn_deployment(&self) -> BoxFuture<'_, Result<Option<Deployment>, StorageError>>;
-}
-
-impl<S: CheckpointStorage> DynCheckpointStorage for S {
-    fn dyn_read<'a>(&'a self, id: &'a SubscriptionId) -> BoxFuture<'a, Result<Option<Record>, StorageError>> {
-        Box::pin(self.read(id))
-    }
-    fn dyn_claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<ClaimOutcome, StorageError>> {
-        Box::pin(self.claim(claim))
-    }
-    fn dyn_save<'a>(&'a self, save: &'a Save) -> BoxFuture<'a, Result<SaveOutcome, StorageError>> {
-        Box::pin(self.save(save))
-    }
-    fn dyn_delete<'a>(
-        &'a self,
-        id: &'a SubscriptionId,
-        owner: Option<&'a Ownership>,
-    ) -> BoxFuture<'a, Result<bool, StorageError>> {
-        Box::pin(self.delete(id, owner))
-    }
-    fn dyn_list(&self) -> BoxFuture<'_, Result<Vec<String>, StorageError>> {
-        Box::pin(self.list())
-    }
-    fn dyn_namespaces(&self) -> Vec<Namespace> {
-        self.namespaces()
-    }
-    fn dyn_deployment(&self) -> BoxFuture<'_, Result<Option<Deployment>, StorageError>> {
-        Box::pin(self.deployment())
-    }
-}
-
-impl CheckpointStorage for Arc<dyn DynCheckpointStorage> {
-    async fn read(&self, id: &SubscriptionId) -> Result<Option<Record>, StorageError> {
-        (**self).dyn_read(id).await
-    }
-    async fn claim(&self, claim: &Claim) -> Result<ClaimOutcome, StorageError> {
-        (**self).dyn_claim(claim).await
-    }
-    async fn save(&self, save: &Save) -> Result<SaveOutcome, StorageError> {
-        (**self).dyn_save(save).await
-    }
-    async fn delete(&self, id: &SubscriptionId, owner: Option<&Ownership>) -> Result<bool, StorageError> {
-        (**self).dyn_delete(id, owner).await
-    }
-    async fn list(&self) -> Result<Vec<String>, StorageError> {
-        (**self).dyn_list().await
-    }
-    fn namespaces(&self) -> Vec<Namespace> {
-        (**self).dyn_namespaces()
-    }
-    async fn deployment(&self) -> Result<Option<Deployment>, StorageError> {
-        (**self).dyn_deployment().await
-    }
 }

@@ -11,6 +11,7 @@ use crate::hold::Hold;
 use crate::ids::SubscriptionId;
 use crate::reason::Reason;
 use crate::run::durable::{Command, Reply};
+use crate::run::skip::Skip;
 use crate::status::{Board, State, Status};
 
 /// A running subscription. A cheap clone; dropping it changes nothing: the run belongs to the
@@ -176,6 +177,46 @@ impl Subscription {
     /// Dropped, it is still done.
     pub async fn cancel(&self) -> Result<(), SubscriptionError> {
         self.ask(Command::Cancel).await
+    }
+
+    /// Steps over exactly the events up to and with the one at `through`: one that is too large to be sent, one that the
+    /// handler fails for, a range that is held back. It stops handing out as [`pause`](Self::pause) does, stores the
+    /// position together with who did it, when, from where and why, and goes on behind it; a stalled run is resumed by it,
+    /// a paused one stays paused.
+    ///
+    /// What is stepped over is lost to the subscription; what is known of it is counted
+    /// ([`Status::skipped`](crate::Status::skipped)) and warned about, and the record keeps the newest 16 skips.
+    /// Everything behind `through` that was handed out and not stored comes again.
+    ///
+    /// ```
+    /// # use mongosub::memory::{self, MemoryCheckpointStorage, MemoryModel};
+    /// # use mongosub::{Delivery, DurableSubscriptions, bson::doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let model = MemoryModel::new();
+    /// # let subscriptions = DurableSubscriptions::new(model.clone(), MemoryCheckpointStorage::new());
+    /// let handler = |_: Delivery| async { Err("no such field".into()) };
+    /// let subscription = subscriptions.subscribe("search_index_v3", handler).await?;
+    /// let bad = model.push(memory::insert(1, doc! { "status": 7 }));
+    /// # subscription.watch().wait_for(|status| status.in_hand_since.is_some()).await?;
+    /// assert!(subscription.skip(bad.clone(), "").await.is_err());
+    /// subscription.skip(bad.clone(), "INC-7: written by a broken import").await?;
+    /// assert_eq!((subscription.status().saved, subscription.status().skipped), (Some(bad), 1));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`SubscriptionError::Refused`] without a reason, for a position that is not beyond what is settled and storable,
+    /// that cannot be compared with it, or that lies ahead of the source's present; [`SubscriptionError::Source`] when the
+    /// source could not be asked or has another collection: nothing has changed then. [`SubscriptionError::NotSaved`] when
+    /// it could not be stored within ten seconds: the subscription is paused then, goes on trying to store it, and
+    /// [`resume`](Self::resume) goes on behind it. [`SubscriptionError::Ended`] when the run has stopped.
+    ///
+    /// # Cancel safety
+    /// Dropped, it is still done.
+    pub async fn skip(&self, through: Checkpoint, reason: impl Into<String>) -> Result<(), SubscriptionError> {
+        let skip = Skip { through, reason: reason.into() };
+        self.ask(|reply| Command::Skip(skip, reply)).await
     }
 
     async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, SubscriptionError> {

@@ -12,7 +12,9 @@
 //! ```
 
 mod checkpoint_storage;
+mod dead_letter_storage;
 mod report;
 
 pub use checkpoint_storage::checkpoint_storage;
+pub use dead_letter_storage::dead_letter_storage;
 pub use report::Report;

@@ -11,6 +11,7 @@ use super::Inner;
 use super::setters::option_setters;
 use crate::batch_handler::BatchLimits;
 use crate::checkpoint::Checkpoint;
+use crate::dead_letter::DeadLetterStorage;
 use crate::delivery::Delivery;
 use crate::error::SubscribeError;
 use crate::filter::Filter;
@@ -18,11 +19,13 @@ use crate::hold::Hold;
 use crate::ids::{Owner, SubscriptionId};
 use crate::metrics;
 use crate::model::{Plan, SubscriptionModel};
+use crate::on_failure::OnFailure;
 use crate::reason::Reason;
-use crate::run::changes::OnInvalidate;
+use crate::run::changes::{OnHistoryLost, OnInvalidate};
 use crate::run::deliver::{Deliver, Signals};
 use crate::run::desk::Desk;
 use crate::run::durable::Run;
+use crate::run::failing::{Failing, Parked, PutBy};
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::Opening;
 use crate::run::policy::{SaveMode, SavePolicy};
@@ -33,7 +36,7 @@ use crate::run::window;
 use crate::run::work::Work;
 use crate::start::StartAt;
 use crate::status::{Board, State, Status};
-use crate::storage::{BoxFuture, CheckpointStorage, Save};
+use crate::storage::{BoxFuture, CheckpointStorage, Record, Save};
 use crate::subscription::Subscription;
 
 pub(super) type MakeWork = Box<dyn FnOnce() -> Box<dyn Work> + Send>;
@@ -133,18 +136,21 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
         };
         let started = starting.run().await?;
 
-        let Started { reader, plan, ownership, epoch, from, stored, pipeline, source, repeats_until } = started;
+        let Started { reader, plan, ownership, epoch, from, stored, pipeline, source, repeats_until, gaps, has_gap } =
+            started;
         let mut status = Status::new(id.clone(), ownership.fence);
         status.position.clone_from(&from);
         status.saved = stored.as_ref().and_then(|record| record.position.clone());
         status.saved_at = stored.as_ref().and_then(|record| record.saved_at);
+        (status.gaps, status.gaps_recorded) = (gaps, u64::from(has_gap));
         let board = Arc::new(Board::new(status));
         let quiet_interval = settings.quiet_interval;
         let template = Save {
             pipeline: Some(pipeline),
-            source: Some(source),
+            source: Some(source.clone()),
             ..Save::new(id.clone(), ownership.clone(), epoch, from.clone().unwrap_or(Checkpoint::Text("".into())))
         };
+        let restarted = stored.as_ref().is_some_and(Record::is_at_gap).then_some(0);
         let saver =
             Saver::new(self.inner.storage.clone(), template, settings.save_mode, settings.quiet_interval, stored);
         let desk = Desk::new(ownership.fence, from.clone(), settings.save.clone(), settings.quiet_interval.is_some());
@@ -175,9 +181,14 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             told: true,
             anew: None,
             maybe_seen: MaybeSeen::up_to(repeats_until),
+            source,
+            restarted,
             taken: None,
             counted: None,
             handed_out: None,
+            put_by: PutBy::default(),
+            failing: Failing::default(),
+            parked: Parked::default(),
             yielded: None,
             signals: Signals::default(),
             opened: None,

@@ -1,7 +1,9 @@
 //! The front door: `DurableSubscriptions` wraps a model and a storage, and its action starts subscriptions.
 
 mod action;
+mod letters;
 mod setters;
+mod skip;
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,17 +13,20 @@ use futures::future::join_all;
 
 use self::action::MakeWork;
 pub use self::action::Subscribe;
+pub use self::letters::Retried;
 use self::setters::option_setters;
 use crate::batch_handler::{BatchHandler, BatchLimits};
 use crate::checkpoint::Checkpoint;
+use crate::dead_letter::DeadLetterStorage;
 use crate::delivery::Delivery;
 use crate::error::SubscriptionError;
 use crate::filter::Filter;
 use crate::handler::Handler;
 use crate::ids::SubscriptionId;
 use crate::model::SubscriptionModel;
+use crate::on_failure::OnFailure;
 use crate::registry::Registry;
-use crate::run::changes::OnInvalidate;
+use crate::run::changes::{OnHistoryLost, OnInvalidate};
 use crate::run::policy::{SaveMode, SavePolicy};
 use crate::run::settings::Options;
 use crate::run::work::{BatchWork, HandlerWork};

@@ -69,10 +69,27 @@ macro_rules! option_setters {
             self
         }
 
-        /// The first and the longest wait between attempts of a failing handler; it doubles, with full jitter.
-        /// Default: 100 ms and 30 s, for ever. The events behind the failing one wait as long.
-        pub fn retry_backoff(mut self, first: Duration, longest: Duration) -> Self {
-            self.options.retry_backoff = Some((first, longest));
+        /// What follows when the handler fails for an event. Default: it is tried again for ever, 100 ms to 30 s apart,
+        /// and everything behind it waits as long. [`OnFailure`] says what is lost otherwise.
+        pub fn on_failure(mut self, policy: OnFailure) -> Self {
+            self.options.on_failure = Some(policy);
+            self
+        }
+
+        /// Where dead letters are kept: the events that [`Then::DeadLetter`](crate::Then) and
+        /// [`Failure::dead_letter`](crate::Failure::dead_letter) take out of the way, and those parked behind them.
+        /// Default: nowhere. A scope around the storage's collection leaves it out. Keep the storage as long as there
+        /// are letters in it: without it a document's later events are no longer parked.
+        pub fn dead_letters(mut self, storage: impl DeadLetterStorage) -> Self {
+            self.options.dead_letters = Some(Arc::new(storage));
+            self
+        }
+
+        /// Whether later events of a document wait behind its dead letters, in order, until these are retried or
+        /// evicted. Default: true. Without it they are delivered, and a retry hands out an event that is older than
+        /// what the handler has seen of the document.
+        pub fn park_later_events(mut self, park: bool) -> Self {
+            self.options.park_later_events = Some(park);
             self
         }
 
@@ -80,6 +97,13 @@ macro_rules! option_setters {
         /// delivered. Default: [`OnInvalidate::Continue`], which goes on with whatever bears the name afterwards.
         pub fn on_invalidate(mut self, on_invalidate: OnInvalidate) -> Self {
             self.options.on_invalidate = Some(on_invalidate);
+            self
+        }
+
+        /// What follows when the source no longer has the changes behind the position, at a start and in a run. Default:
+        /// [`OnHistoryLost::Stall`], which leaves it to a person.
+        pub fn on_history_lost(mut self, on_history_lost: OnHistoryLost) -> Self {
+            self.options.on_history_lost = Some(on_history_lost);
             self
         }
     };

@@ -10,7 +10,7 @@ pub(super) const SERVERS_LIMIT: usize = 200;
 const SMALLEST_LEVEL: usize = 7;
 
 /// Whether documents and arrays stand in each other in more than so many levels. What cannot be read counts as flat.
-pub(super) fn is_deeper(document: &RawDocument, levels: usize) -> bool {
+pub(crate) fn is_deeper(document: &RawDocument, levels: usize) -> bool {
     // Most documents are too small for it, and are not looked at.
     if document.as_bytes().len() < levels * SMALLEST_LEVEL {
         return false;

@@ -11,6 +11,7 @@ use bson::{DateTime, Document, RawBsonRef, RawDocument, Timestamp, Uuid};
 use bytes::Bytes;
 use serde::Deserialize;
 
+pub(crate) use self::depth::is_deeper as is_nested_deeper;
 pub use self::operation::Operation;
 pub use self::parts::{SplitEvent, TruncatedArray, UpdateDescription};
 use crate::checkpoint::{Checkpoint, Token};

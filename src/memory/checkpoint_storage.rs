@@ -5,15 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bson::DateTime;
-use tokio::time::Instant;
 
+use super::clock::Clock;
 use crate::checkpoint::Kind;
 use crate::error::StorageError;
 use crate::ids::{Epoch, Fence, Ownership, SubscriptionId};
 use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Record, Save, SaveOutcome};
-
-/// What the clock of every storage shows when it is made: 2026-01-01T00:00:00Z.
-const BEGINNING: i64 = 1_767_225_600_000;
 
 /// Keeps checkpoints in memory. Clones share one store; it ends with the last of them, and every subscription in it
 /// then starts as if it were new.
@@ -33,9 +30,9 @@ const BEGINNING: i64 = 1_767_225_600_000;
 /// # })?;
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct MemoryCheckpointStorage {
-    begun: Instant,
+    clock: Clock,
     records: Arc<Mutex<Records>>,
 }
 
@@ -44,12 +41,6 @@ struct Records {
     by_id: BTreeMap<SubscriptionId, Record>,
     /// The last fence given for an id. It outlives the record, since a paused clock cannot tell two claims apart.
     fences: BTreeMap<SubscriptionId, Fence>,
-}
-
-impl Default for MemoryCheckpointStorage {
-    fn default() -> Self {
-        Self { begun: Instant::now(), records: Arc::default() }
-    }
 }
 
 impl MemoryCheckpointStorage {
@@ -64,8 +55,7 @@ impl MemoryCheckpointStorage {
     }
 
     fn now(&self) -> i64 {
-        let passed = Instant::now().saturating_duration_since(self.begun).as_millis();
-        BEGINNING.saturating_add(i64::try_from(passed).unwrap_or(i64::MAX))
+        self.clock.now()
     }
 
     fn records(&self) -> MutexGuard<'_, Records> {

@@ -1,4 +1,4 @@
-//! Backends without a server: a scripted model and a storage of the process's own, for tests of handlers and of what
+//! Backends without a server: a scripted model and storages of the process's own, for tests of handlers and of what
 //! runs them. They speak no network, keep nothing on disk and know nothing of what runs them.
 //!
 //! ```
@@ -12,6 +12,8 @@
 //! ```
 
 mod checkpoint_storage;
+mod clock;
+mod dead_letters;
 mod events;
 mod feed;
 mod model;
@@ -19,6 +21,7 @@ mod reader;
 mod script;
 
 pub use checkpoint_storage::MemoryCheckpointStorage;
+pub use dead_letters::MemoryDeadLetterStorage;
 pub use events::{MemoryEvent, delete, delivery, event, insert, replace, update};
 pub use model::MemoryModel;
 pub use reader::MemoryReader;

@@ -58,7 +58,7 @@ pub(super) enum Call {
 impl Default for Shared {
     fn default() -> Self {
         let mut identity = Identity::new(Scope::Collection(Namespace::new("test", "events")));
-        identity.collection_uuid = Some(UUID.into());
+        (identity.collection_uuid, identity.shows_collection) = (Some(UUID.into()), true);
         identity.deployment = Some(Deployment { set_name: "memory".into(), hosts: vec!["memory:27017".into()] });
         let script = Script {
             feed: Feed::new(),

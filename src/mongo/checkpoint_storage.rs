@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use bson::{Document, RawDocumentBuf, doc};
 use futures::TryStreamExt;
-use mongodb::Collection;
 use mongodb::options::{
     Acknowledgment, Collation, ReadConcern, ReadPreference, ReturnDocument, SelectionCriteria, WriteConcern,
 };
+use mongodb::{Client, Collection};
 
 use super::call::{CallError, call};
 use super::record::{OURS, decode};
@@ -21,9 +21,9 @@ use crate::model::Deployment;
 use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Record, Save, SaveOutcome};
 
 /// How long one operation is waited for, and how long the server works at it.
-const DEADLINE: Duration = Duration::from_secs(10);
+pub(super) const DEADLINE: Duration = Duration::from_secs(10);
 /// How often an upsert that met another one is tried: only a server before 5.0 does not try again by itself.
-const UPSERT_ATTEMPTS: usize = 10;
+pub(super) const UPSERT_ATTEMPTS: usize = 10;
 
 const FIND: &str = "find";
 const WRITE: &str = "find, insert, update";
@@ -184,13 +184,7 @@ impl CheckpointStorage for MongoCheckpointStorage {
     }
 
     async fn deployment(&self) -> Result<Option<Deployment>, StorageError> {
-        let database = self.records.client().database("admin");
-        let hello = async move { database.run_command(doc! { "hello": 1 }).selection_criteria(primary()).await };
-        let hello = call(DEADLINE, hello).await.map_err(|error| self.error(&error, "hello"))?;
-        let Ok(set_name) = hello.get_str("setName") else { return Ok(None) };
-        let members = ["hosts", "passives"].into_iter().filter_map(|field| hello.get_array(field).ok()).flatten();
-        let hosts = members.filter_map(|host| host.as_str().map(str::to_owned)).collect();
-        Ok(Some(Deployment { set_name: set_name.to_owned(), hosts }))
+        deployment(self.records.client()).await.map_err(|error| self.error(&error, "hello"))
     }
 }
 
@@ -199,6 +193,17 @@ impl fmt::Debug for MongoCheckpointStorage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MongoCheckpointStorage").field("collection", &self.name).finish_non_exhaustive()
     }
+}
+
+/// The deployment that a client is one of, as far as it shows itself.
+pub(super) async fn deployment(client: &Client) -> Result<Option<Deployment>, CallError> {
+    let database = client.database("admin");
+    let hello = async move { database.run_command(doc! { "hello": 1 }).selection_criteria(primary()).await };
+    let hello = call(DEADLINE, hello).await?;
+    let Ok(set_name) = hello.get_str("setName") else { return Ok(None) };
+    let members = ["hosts", "passives"].into_iter().filter_map(|field| hello.get_array(field).ok()).flatten();
+    let hosts = members.filter_map(|host| host.as_str().map(str::to_owned)).collect();
+    Ok(Some(Deployment { set_name: set_name.to_owned(), hosts }))
 }
 
 /// The `_id` of a document, and nothing else.
@@ -213,15 +218,15 @@ fn by_id(id: &SubscriptionId) -> Document {
 }
 
 /// Ids, owners and tokens are compared byte for byte, whatever the collection's own collation is.
-fn simple() -> Collation {
+pub(super) fn simple() -> Collation {
     Collation::builder().locale("simple").build()
 }
 
-fn primary() -> SelectionCriteria {
+pub(super) fn primary() -> SelectionCriteria {
     SelectionCriteria::ReadPreference(ReadPreference::Primary)
 }
 
 /// With a limit, so that a write nobody waits for any longer does not keep its connection.
-fn majority() -> WriteConcern {
+pub(super) fn majority() -> WriteConcern {
     WriteConcern::builder().w(Acknowledgment::Majority).w_timeout(DEADLINE).build()
 }

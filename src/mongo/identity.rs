@@ -18,9 +18,9 @@ pub(super) async fn identity(source: &Source) -> Result<Identity, Fault> {
         Err(fault) => return Err(fault),
     };
     if let Scope::Collection(namespace) = &source.scope {
-        identity.collection_uuid = match uuid(source, namespace).await {
-            Ok(uuid) => uuid,
-            Err(fault) if fault.is_refusal() => None,
+        (identity.collection_uuid, identity.shows_collection) = match uuid(source, namespace).await {
+            Ok(uuid) => (uuid, true),
+            Err(fault) if fault.is_refusal() => (None, false),
             Err(fault) => return Err(fault),
         };
     }

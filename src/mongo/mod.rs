@@ -1,4 +1,4 @@
-//! The MongoDB backends: the model that reads change streams, and the storage of checkpoints. The driver's operations are
+//! The MongoDB backends: the model that reads change streams, and the storages of checkpoints and dead letters. The driver's operations are
 //! named here alone.
 
 mod call;
@@ -6,10 +6,12 @@ mod checkpoint_storage;
 mod classify;
 #[cfg(feature = "cli")]
 mod connect;
+mod dead_letters;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzz;
 mod hello;
 mod identity;
+mod letter_record;
 mod model;
 mod occurrent;
 mod open;
@@ -34,6 +36,7 @@ mod unsendable;
 pub use checkpoint_storage::MongoCheckpointStorage;
 #[cfg(feature = "cli")]
 pub(crate) use connect::{Unless, Unusable, connect, disconnect, short};
+pub use dead_letters::MongoDeadLetterStorage;
 pub use model::{ChangeStreamModel, FullDocument, FullDocumentBeforeChange, GlobalCheckpointSource};
 pub use pool::ConnectionPool;
 pub use reader::ChangeStreamReader;

@@ -156,14 +156,15 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         self.renewal.owner = Owner::fresh();
         self.ownership = ownership;
         let fence = self.ownership.fence;
+        let to = from.as_ref().map_or(0, |from| from.seq);
         self.core.board.count(|status| {
-            status.settled = status.settled.saturating_sub(undone);
+            deliver.put_by.undo(to, undone, status);
             status.fence = fence;
             status.position = from.map(|from| from.position);
         });
         self.core.board.set(|conditions| {
             conditions.phase = Phase::Starting;
-            conditions.handler = None;
+            (conditions.handler, conditions.storage) = (None, None);
         });
         self.core.set_to_work(None);
     }

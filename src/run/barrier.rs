@@ -139,7 +139,7 @@ impl<M: SubscriptionModel> Deliver<M> {
 
     /// Has the handler flush once more, and with `stored`, since the run ends, let go. What it lets go of lies between
     /// what is stored and what may be.
-    pub(crate) async fn wind_up(mut self, release: Option<Option<Checkpoint>>) -> (Self, Ended) {
+    pub(crate) async fn wind_up(mut self, release: Option<Option<Mark>>) -> (Self, Ended) {
         if self.anew.is_some() {
             return (self, Ended::Asked);
         }
@@ -160,11 +160,11 @@ impl<M: SubscriptionModel> Deliver<M> {
                 () = abandon.cancelled() => Err("it took too long".to_owned()),
             };
             match answer {
-                Ok(answer) => self.desk.released(&let_go_of(mark, answer, stored.as_ref())),
+                Ok(answer) => self.desk.released(Some(&let_go_of(mark, answer, stored.as_ref()))),
                 Err(error) => {
                     let (id, position) = (&self.id, &mark.position);
-                    warn!(subscription = %id, %position, "the handler of subscription {id} failed to let go at {position}: {error}");
-                    self.desk.released(&mark);
+                    warn!(subscription = %id, %position, "the handler of subscription {id} failed to let go at {position}, which is not stored: {error}");
+                    self.desk.released(stored.as_ref());
                 }
             }
         }
@@ -173,23 +173,22 @@ impl<M: SubscriptionModel> Deliver<M> {
 }
 
 /// The position to store at the end: the answer, clamped to what is stored and what may be.
-fn let_go_of(through: Mark, answer: Checkpoint, stored: Option<&Checkpoint>) -> Mark {
+fn let_go_of(through: Mark, answer: Checkpoint, stored: Option<&Mark>) -> Mark {
     let is_less = through.position.position_cmp(&answer).is_some_and(std::cmp::Ordering::is_gt);
     if !is_less {
         return through;
     }
-    let position = match stored {
-        Some(stored) if stored.is_beyond(&answer) => stored.clone(),
-        _ => answer,
-    };
-    let kind = match &position {
+    if let Some(stored) = stored.filter(|stored| !answer.is_beyond(&stored.position)) {
+        return stored.clone();
+    }
+    let kind = match &answer {
         Checkpoint::Time(_) => Kind::Start,
         position if position.is_invalidate() => Kind::Invalidate,
         position if position.token().is_some_and(|token| token.collection_uuid().is_none()) => Kind::Quiet,
         _ => Kind::Event,
     };
     // Fewer events than were settled, so that the end does not pass for a clean one.
-    Mark { position, kind, events: through.events.saturating_sub(1), ..through }
+    Mark { position: answer, kind, events: through.events.saturating_sub(1), ..through }
 }
 
 #[cfg(test)]
@@ -207,8 +206,9 @@ mod tests {
         for (answer, stored, expected) in
             [(9, Some(5), 9), (12, Some(5), 9), (7, Some(5), 7), (3, Some(5), 5), (3, None, 3)]
         {
-            let mark = let_go_of(through.clone(), at(answer), stored.map(at).as_ref());
-            assert_eq!(mark.position, at(expected), "{answer} {stored:?}");
+            let stored = stored.map(|stored| Mark { seq: 5, events: 2, position: at(stored), ..through.clone() });
+            let mark = let_go_of(through.clone(), at(answer), stored.as_ref());
+            assert_eq!(mark.position, at(expected), "{answer}");
             assert_eq!(mark.events == through.events, expected == 9);
         }
     }

@@ -16,6 +16,7 @@ use crate::reason::Reason;
 use crate::run::deliver::{Deliver, Ended, Signals};
 use crate::run::desk::{Desk, View};
 use crate::run::durable::Reply;
+use crate::run::progress::Mark;
 use crate::run::saver::{Lost, Saver};
 use crate::run::waiters::Waiters;
 use crate::run::watchdog::{Found, Watchdog};
@@ -86,7 +87,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
     }
 
     /// Sets the delivering that rests to have its handler flush, and let go when the run ends.
-    pub(crate) fn wind_up(&mut self, release: Option<Option<Checkpoint>>) {
+    pub(crate) fn wind_up(&mut self, release: Option<Option<Mark>>) {
         let Some(mut deliver) = self.at_rest.take() else { return };
         // The stop of before does not count here, the end of the grace does.
         self.signals = Signals::default();

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 use tracing::warn;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Kind};
 use crate::delivery::{Context, Delivery};
 use crate::error::SourceError;
 use crate::event::ChangeEvent;
@@ -21,13 +21,14 @@ use crate::reason::Reason;
 use crate::run::barrier::Anew;
 use crate::run::changes::OnInvalidate;
 use crate::run::desk::Desk;
+use crate::run::failing::{Failing, Parked, PutBy};
 use crate::run::hand_out::Batch;
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::{Again, Opening};
-use crate::run::saver::kind_of;
 use crate::run::settings::Settings;
 use crate::run::work::Work;
 use crate::status::{Board, Phase};
+use crate::storage::Source;
 
 /// Everything of a run that stays the same through pauses.
 pub(crate) struct Deliver<M: SubscriptionModel> {
@@ -47,11 +48,20 @@ pub(crate) struct Deliver<M: SubscriptionModel> {
     /// Set when what was handled is lost with its handler.
     pub(crate) anew: Option<Anew>,
     pub(crate) maybe_seen: MaybeSeen,
+    /// Where the positions come from that are read now.
+    pub(crate) source: Source,
+    /// The last new start behind lost history, by its number.
+    pub(crate) restarted: Option<u64>,
     /// The last position taken from a reader, settled or not.
     pub(crate) taken: Option<Checkpoint>,
     /// The last event counted as read, and as delivered: one that comes again after a rest is counted once.
     pub(crate) counted: Option<Checkpoint>,
     pub(crate) handed_out: Option<Checkpoint>,
+    pub(crate) put_by: PutBy,
+    /// What failed last.
+    pub(crate) failing: Failing,
+    /// The documents that have dead letters.
+    pub(crate) parked: Parked,
     /// When the tasks that this one woke last got their turn.
     pub(crate) yielded: Option<Instant>,
     pub(crate) signals: Signals,
@@ -96,7 +106,9 @@ impl<M: SubscriptionModel> Deliver<M> {
         let ended = self.open_and_deliver(reader).await;
         self.desk.abandon();
         self.board.count(|status| status.in_hand_since = None);
-        self.board.set(|conditions| (conditions.handler, conditions.opening) = (None, None));
+        self.board.set(|conditions| {
+            (conditions.handler, conditions.letters, conditions.opening) = (None, None, None);
+        });
         (self, ended)
     }
 
@@ -115,6 +127,8 @@ impl<M: SubscriptionModel> Deliver<M> {
         }
         let mut again = Again::default();
         let mut next = reader;
+        // Behind a rest the source may be another one.
+        let mut was = next.is_none().then(|| self.source.clone());
         loop {
             let mut reader = match next.take() {
                 Some(reader) => reader,
@@ -124,14 +138,19 @@ impl<M: SubscriptionModel> Deliver<M> {
                     let reopened = tokio::select! {
                         biased;
                         () = stop.cancelled() => return Ended::Asked,
-                        reopened = again.open(&self.opening, from.as_ref(), &self.board) => reopened,
+                        reopened = again.open(&self.opening, from.as_ref(), was.as_ref(), &self.board) => reopened,
                     };
                     match reopened {
                         Ok(reader) => reader,
+                        Err(reason @ Reason::HistoryLost { .. }) => match self.restart(reason).await {
+                            Ok(reader) => reader,
+                            Err(ended) => return ended,
+                        },
                         Err(reason) => return Ended::Stalled(reason),
                     }
                 }
             };
+            was = None;
             // The saver's task may be gone already; then nobody asks how the reader fares.
             if let Some(opened) = &self.opened {
                 let _ = opened.send(reader.state());
@@ -139,6 +158,13 @@ impl<M: SubscriptionModel> Deliver<M> {
             self.board.set(|conditions| conditions.phase = Phase::Running);
             let taken = self.taken.clone();
             match self.deliver(&mut reader).await {
+                Left::Ended(Ended::Stalled(reason @ Reason::HistoryLost { .. })) => {
+                    drop(reader);
+                    match self.restart(reason).await {
+                        Ok(reader) => next = Some(reader),
+                        Err(ended) => return ended,
+                    }
+                }
                 Left::Ended(ended) => return ended,
                 // A reader that ends without having read anything has nothing behind the `invalidate` either.
                 Left::Invalidated(_) if self.taken == taken => return Ended::Stopped(Reason::Ended),
@@ -221,7 +247,7 @@ impl<M: SubscriptionModel> Deliver<M> {
             };
             match read {
                 Some(Ok(Read::Quiet(position))) => {
-                    self.taken = Some(position.clone());
+                    self.note_taken(&position);
                     self.desk.read_quiet(position);
                     if batch.is_empty() {
                         self.show_safe(self.desk.safe());
@@ -243,18 +269,27 @@ impl<M: SubscriptionModel> Deliver<M> {
     }
 
     fn take(&mut self, event: ChangeEvent, position: Checkpoint, batch: &mut Batch, context: &Arc<Context>) {
-        let seq = self.desk.read_event(position.clone(), kind_of(&position));
+        let seq = self.desk.read_event(position.clone(), Kind::of_event(&position));
         let is_new = is_beyond(&position, self.counted.as_ref());
         if is_new {
             self.counted = Some(position.clone());
         }
-        self.taken = Some(position.clone());
+        self.note_taken(&position);
         self.board.count(|status| {
             status.events += u64::from(is_new);
             status.last_event_at = Some(DateTime::now());
         });
         let may_be_repeat = self.maybe_seen.covers(&position);
         batch.push(seq, Delivery::new(event, position, may_be_repeat, context.clone()));
+    }
+
+    fn note_taken(&mut self, position: &Checkpoint) {
+        if position.is_invalidate() {
+            self.source.collection_uuid = None;
+        } else {
+            self.source.see(position);
+        }
+        self.taken = Some(position.clone());
     }
 
     fn end_of_feed(&self) -> Left {

@@ -1,6 +1,8 @@
 //! The life of a run: what its handle asks, and how it pauses, stalls and stops. It ends when it is told to, when it is
 //! no longer the owner, when the feed ends, or when nobody holds its handle any more.
 
+mod skip;
+
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -17,6 +19,7 @@ use crate::run::barrier::Anew;
 use crate::run::core::{Core, Turn};
 use crate::run::deliver::{Deliver, Ended};
 use crate::run::saver::{Lost, Saver};
+use crate::run::skip::Skip;
 use crate::run::watchdog::still_own;
 use crate::status::{Phase, State};
 use crate::storage::CheckpointStorage;
@@ -35,6 +38,7 @@ pub(crate) enum Command {
     Cancel(Reply<()>),
     Drained(Reply<Option<Checkpoint>>),
     CaughtUp(Reply<()>),
+    Skip(Skip, Reply<()>),
 }
 
 /// A run's own task.
@@ -122,6 +126,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
                 self.answer(ended.as_ref(), reply, paused)
             }
             (Command::Resume(reply), _) => self.resume(reply).await,
+            (Command::Skip(skip, reply), _) => self.skip(skip, reply).await,
             (Command::Shutdown(reply), _) => {
                 let ended = self.reach(Goal::Stop(Reason::Requested)).await;
                 let saved = self.verdict(ended.as_ref());
@@ -187,17 +192,23 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         }
         self.core.board.set(|conditions| conditions.phase = Phase::Starting);
         self.core.waiters.resumed(reply);
+        let goal = self.set_off().await;
+        self.ends_at(goal).await
+    }
+
+    /// Sets the delivering that rests to work, with a fresh handler if it has lost its own. Answers where the run is to go
+    /// when it cannot.
+    async fn set_off(&mut self) -> Option<Goal> {
         let has_lost_its_handler = self.core.at_rest.as_ref().is_some_and(|deliver| deliver.anew.is_some());
         if has_lost_its_handler {
-            let goal = match self.plan_anew() {
+            return match self.plan_anew() {
                 None => self.begin_anew().await,
                 goal => goal,
             };
-            return self.ends_at(goal).await;
         }
         self.core.saver.thaw();
         self.core.set_to_work(None);
-        false
+        None
     }
 
     /// Brings the run to a goal, if there is one. Answers whether it has ended by it.

@@ -1,5 +1,5 @@
-//! Hands a batch to the handler, one call at a time, until all of it is settled: attempts, retries, and the save policy
-//! behind them. It settles events at the desk and never stores anything itself; called by `deliver`.
+//! Hands a batch to the handler, one call at a time, until all of it is settled: attempts and the save policy behind them;
+//! what follows a failure is `failing`'s. It settles events at the desk and never stores anything itself; called by `deliver`.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -8,15 +8,15 @@ use bson::DateTime;
 use tokio::time::Instant;
 use tracing::{error, trace, warn};
 
-use crate::checkpoint::Checkpoint;
 use crate::delivery::Delivery;
+use crate::handler::Failure;
 use crate::model::SubscriptionModel;
-use crate::reason::Reason;
 use crate::run::deliver::{Deliver, Ended, is_beyond};
 use crate::run::desk::Gate;
+use crate::run::failing::Patience;
 use crate::run::policy::SaveMode;
-use crate::run::repeats::Repeats;
 use crate::run::work::{Done, panic_message};
+use crate::status::Status;
 
 const YIELD_EVERY: Duration = Duration::from_millis(1);
 /// A batch ends behind the event that fills it: however many its handler takes, they lie in memory together.
@@ -46,6 +46,18 @@ impl Batch {
         self.deliveries.len() >= max || self.bytes >= BATCH_BYTES
     }
 
+    pub(crate) fn first(&self) -> Option<&Delivery> {
+        self.deliveries.first()
+    }
+
+    /// The front of it comes again.
+    pub(crate) fn count_attempt(&mut self, handed: usize) {
+        for delivery in self.deliveries.iter_mut().take(handed) {
+            delivery.attempt += 1;
+            delivery.may_be_repeat = true;
+        }
+    }
+
     fn remove_settled(&mut self, settled: usize) {
         self.deliveries.drain(..settled);
         self.seqs.drain(..settled);
@@ -55,50 +67,82 @@ impl Batch {
     }
 }
 
+/// How an event was settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    Handled,
+    Skipped,
+    DeadLettered,
+    Parked,
+}
+
+impl How {
+    pub(crate) fn count(self, status: &mut Status) -> &mut u64 {
+        match self {
+            Self::Handled => &mut status.handled,
+            Self::Skipped => &mut status.skipped,
+            Self::DeadLettered => &mut status.dead_lettered,
+            Self::Parked => &mut status.parked,
+        }
+    }
+}
+
 impl<M: SubscriptionModel> Deliver<M> {
     /// Hands out until the whole batch is settled.
     pub(crate) async fn hand_out(&mut self, batch: &mut Batch) -> Result<(), Ended> {
         self.gate(|gate| !gate.closed).await?;
+        self.know_parked().await?;
         self.note_handed_out(batch);
         self.let_others_run().await;
-        let mut backoff = None;
-        let mut repeats = Repeats::default();
+        let (mut patience, mut has_failed) = (Patience::default(), false);
         loop {
-            let Done { settled, failed, renewed } = self.attempt(&batch.deliveries).await?;
-            let wanted = self.settle(batch, settled);
-            if wanted.is_some() && self.barrier {
+            self.park(batch).await?;
+            let handed = self.deliverable(&batch.deliveries, &patience);
+            if handed == 0 {
+                return Ok(());
+            }
+            if self.barrier && self.has_failed(batch) {
+                // Should it take the handler along again, nothing else is lost with it.
                 self.flush().await?;
             }
-            if let Some(wanted) = wanted
-                && self.settings.save_mode == SaveMode::WriteThrough
-            {
-                self.gate(|gate| gate.stored >= wanted).await?;
-            }
-            let (first, why) = match (batch.deliveries.first(), failed) {
-                (Some(first), why) => (first, why.unwrap_or_else(|| "it settled only a part of its batch".into())),
-                (None, why) => {
-                    if let Some(why) = why {
-                        warn!(subscription = %self.id, "the handler of subscription {} settled a whole batch and reported a failure: {why}", self.id);
-                    }
-                    if backoff.is_some() {
-                        self.board.set(|conditions| conditions.handler = None);
-                    }
-                    return Ok(());
-                }
-            };
-            if renewed {
-                self.begin_fresh(first.position.clone(), &why).await?;
-            }
+            let Done { settled, failed, renewed } = self.attempt(&batch.deliveries[..handed]).await?;
+            let wanted = self.settle(batch, settled, How::Handled);
+            self.saved_if(wanted).await?;
             if settled > 0 {
-                (backoff, repeats) = (None, Repeats::default());
+                patience = Patience::default();
+                self.forget_failed();
             }
-            let wait = backoff.get_or_insert_with(|| self.settings.retry_backoff.clone()).next_wait();
-            let (position, attempts) = (first.position.clone(), first.attempt);
-            self.failed(position, attempts, why, wait, &mut repeats).await?;
-            for delivery in &mut batch.deliveries {
-                delivery.attempt += 1;
-                delivery.may_be_repeat = true;
+            if settled < handed {
+                let failure = failed.unwrap_or_else(|| Failure::retry("it settled only a part of its batch"));
+                self.count_failure(batch.seqs.first().copied().unwrap_or_default(), batch);
+                if renewed && let Some(first) = batch.first().map(|first| first.position.clone()) {
+                    self.begin_fresh(first, &failure.to_string()).await?;
+                }
+                self.failed(batch, handed - settled, failure, &mut patience).await?;
+                has_failed = true;
+                continue;
             }
+            if std::mem::take(&mut has_failed) {
+                self.board.set(|conditions| conditions.handler = None);
+            }
+            if let Some(why) = failed {
+                warn!(subscription = %self.id, "the handler of subscription {} settled a whole batch and reported a failure: {why}", self.id);
+            }
+            if !batch.is_empty() && self.signals.stop.is_cancelled() {
+                return Err(Ended::Asked);
+            }
+        }
+    }
+
+    /// If a save was asked for, the handler flushes before it, and in write-through mode the next event waits for it.
+    pub(crate) async fn saved_if(&mut self, wanted: Option<u64>) -> Result<(), Ended> {
+        let Some(wanted) = wanted else { return Ok(()) };
+        if self.barrier {
+            self.flush().await?;
+        }
+        match self.settings.save_mode {
+            SaveMode::WriteThrough => self.gate(|gate| gate.stored >= wanted).await,
+            SaveMode::WriteBehind => Ok(()),
         }
     }
 
@@ -154,7 +198,7 @@ impl<M: SubscriptionModel> Deliver<M> {
     }
 
     /// Settles the front of the batch. Answers the number of the position a save was asked for, if one was.
-    fn settle(&mut self, batch: &mut Batch, settled: usize) -> Option<u64> {
+    pub(crate) fn settle(&mut self, batch: &mut Batch, settled: usize, how: How) -> Option<u64> {
         let (mut wanted, mut safe) = (None, None);
         for at in 0..settled {
             let accepted = self.accepts(&batch.deliveries[at]);
@@ -162,11 +206,16 @@ impl<M: SubscriptionModel> Deliver<M> {
             let answer = self.desk.settle(batch.seqs[at], accepted, next);
             wanted = answer.wanted.or(wanted);
             safe = answer.safe;
+            if how != How::Handled {
+                self.put_by.note(batch.seqs[at], how, self.desk.stored());
+            }
         }
         batch.remove_settled(settled);
         let is_done = batch.is_empty();
         self.board.count(|status| {
-            status.settled += settled as u64;
+            let settled = settled as u64;
+            status.settled += settled;
+            *how.count(status) += settled;
             if safe.is_some() {
                 status.position = safe;
             }
@@ -175,37 +224,6 @@ impl<M: SubscriptionModel> Deliver<M> {
             }
         });
         wanted
-    }
-
-    /// An attempt has failed: says so, and waits for the next one.
-    async fn failed(
-        &mut self,
-        position: Checkpoint,
-        attempts: u32,
-        error: String,
-        wait: Duration,
-        repeats: &mut Repeats,
-    ) -> Result<(), Ended> {
-        if repeats.is_due() {
-            let id = &self.id;
-            warn!(
-                subscription = %id, %position, attempts,
-                "the handler of subscription {id} failed for the event at {position} (attempt {attempts}): {error}"
-            );
-        }
-        let until = Instant::now() + wait;
-        loop {
-            tokio::select! {
-                biased;
-                () = self.signals.stop.cancelled() => return Err(Ended::Asked),
-                () = tokio::time::sleep_until(until) => break,
-                () = self.desk.flush_wanted(), if self.barrier => {}
-            }
-            self.flush().await?;
-        }
-        let reason = Reason::HandlerFailing { position, attempts, error };
-        self.board.set(|conditions| conditions.handler = Some(reason));
-        Ok(())
     }
 
     /// Asks `save_when`. A predicate that panics has not said yes: nothing is stored past the event.
@@ -220,7 +238,7 @@ impl<M: SubscriptionModel> Deliver<M> {
         })
     }
 
-    async fn gate(&mut self, open: impl Fn(&Gate) -> bool) -> Result<(), Ended> {
+    pub(crate) async fn gate(&mut self, open: impl Fn(&Gate) -> bool) -> Result<(), Ended> {
         if self.desk.gate_is(&open) {
             return Ok(());
         }

@@ -16,75 +16,113 @@ use crate::storage::{Record, Source};
 const AHEAD_FOR: Duration = Duration::from_secs(30);
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
-/// Refuses a position that came from another collection or another replica set. What is not known on both sides is
-/// not checked; a position behind an `invalidate` may stand before a collection made anew.
-pub(crate) fn check(position: &Checkpoint, record: Option<&Record>, identity: &Identity) -> Result<(), Reason> {
-    let source = record.and_then(|record| record.source.as_ref());
-    let was = source.and_then(|source| source.set_name.as_ref());
-    let is = identity.deployment.as_ref().map(|deployment| &deployment.set_name);
-    if let (Some(was), Some(is)) = (was, is)
-        && was != is
-    {
-        return Err(changed(format!("replica set {was}"), format!("replica set {is}")));
+/// A position, and what is known of where it comes from.
+pub(crate) struct Origin<'a> {
+    pub(crate) position: &'a Checkpoint,
+    /// None for a start that a user chose.
+    pub(crate) source: Option<&'a Source>,
+    /// It is the end of its feed: the collection behind it is another one.
+    pub(crate) ends_feed: bool,
+}
+
+impl<'a> Origin<'a> {
+    pub(crate) fn new(position: &'a Checkpoint, source: Option<&'a Source>) -> Self {
+        Self { position, source, ends_feed: position.is_invalidate() }
     }
-    let Scope::Collection(collection) = &identity.scope else { return Ok(()) };
-    if position.is_invalidate() || record.is_some_and(Record::is_behind_invalidate) {
-        return Ok(());
+
+    /// The stored position of a record.
+    pub(crate) fn stored(position: &'a Checkpoint, record: &'a Record) -> Self {
+        Self { position, source: record.source.as_ref(), ends_feed: record.is_behind_invalidate() }
     }
-    if let Some(Scope::Collection(was)) = source.map(|source| &source.scope)
-        && was != collection
-    {
-        return Err(changed(format!("collection {was}"), format!("collection {collection}")));
+
+    /// Refuses a position that came from another source, or lies ahead of this one. What is not known on both sides is
+    /// not checked. `waits` is told what is waited for.
+    ///
+    /// # Errors
+    /// [`Reason::SourceChanged`], or why it could not be found out; `HistoryLost` when only history could tell that the
+    /// collection is rightly another one, and has gone.
+    pub(crate) async fn verify<M: SubscriptionModel>(
+        &self,
+        model: &M,
+        identity: &Identity,
+        waits: impl Fn(String),
+    ) -> Result<(), SourceError> {
+        self.check_names(identity).map_err(SourceError::Refused)?;
+        self.not_ahead(model, waits).await?;
+        let Scope::Collection(collection) = &identity.scope else { return Ok(()) };
+        if self.ends_feed || !identity.shows_collection {
+            return Ok(());
+        }
+        let recorded = self.source.and_then(|source| source.collection_uuid.as_deref());
+        let in_token = self.position.token().and_then(|token| token.collection_uuid());
+        // The token's is that of the very event; the record's may be of the one behind it.
+        let Some(was) = in_token.or(recorded).map(str::to_ascii_uppercase) else { return Ok(()) };
+        let is = identity.collection_uuid.as_deref();
+        if is.is_some_and(|is| is.eq_ignore_ascii_case(&was)) || model.ended_since(self.position, &was).await? {
+            return Ok(());
+        }
+        let is = is.map_or_else(|| format!("no collection {collection}"), |is| format!("{collection} with UUID {is}"));
+        Err(SourceError::Refused(changed(format!("{collection} with UUID {was}"), is)))
     }
-    let recorded = source.and_then(|source| source.collection_uuid.as_deref());
-    let in_token = position.token().and_then(|token| token.collection_uuid());
-    if let (Some(was), Some(is)) = (recorded.or(in_token), &identity.collection_uuid)
-        && !was.eq_ignore_ascii_case(is)
-    {
-        return Err(changed(format!("{collection} with UUID {was}"), format!("{collection} with UUID {is}")));
+
+    fn check_names(&self, identity: &Identity) -> Result<(), Reason> {
+        let was = self.source.and_then(|source| source.set_name.as_ref());
+        let is = identity.deployment.as_ref().map(|deployment| &deployment.set_name);
+        if let (Some(was), Some(is)) = (was, is)
+            && was != is
+        {
+            return Err(changed(format!("replica set {was}"), format!("replica set {is}")));
+        }
+        if let (Scope::Collection(is), Some(Scope::Collection(was))) =
+            (&identity.scope, self.source.map(|source| &source.scope))
+            && was != is
+            && !self.ends_feed
+        {
+            return Err(changed(format!("collection {was}"), format!("collection {is}")));
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// Refuses a position that lies ahead of the deployment: a stream opened there would wait silently for ever. An idle
+    /// set's own present is one increment ahead of its head, and that is fine.
+    async fn not_ahead<M: SubscriptionModel>(&self, model: &M, waits: impl Fn(String)) -> Result<(), SourceError> {
+        let Some(time) = self.position.cluster_time() else { return Ok(()) };
+        let (deadline, position) = (Instant::now() + AHEAD_FOR, self.position);
+        loop {
+            let head = model.head().await?;
+            if is_at_most(time, &head) {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let is = format!("a deployment whose present is {head}");
+                return Err(SourceError::Refused(if self.source.is_some() {
+                    changed(format!("a deployment that had reached {position}"), is)
+                } else {
+                    Reason::BadPosition {
+                        code: 0,
+                        message: format!("the start {position} lies ahead of the deployment's present, {head}"),
+                    }
+                }));
+            }
+            waits(format!("its present, {head}, has not reached {position}"));
+            tokio::time::sleep(ASK_AGAIN).await;
+        }
+    }
+}
+
+/// Whether a time is not ahead of a deployment with this head: its own present is one increment ahead of it.
+pub(crate) fn is_at_most(time: Timestamp, head: &Checkpoint) -> bool {
+    head.cluster_time()
+        .is_none_or(|head| time <= Timestamp { time: head.time, increment: head.increment.saturating_add(1) })
 }
 
 fn changed(was: String, is: String) -> Reason {
     Reason::SourceChanged { was, is }
 }
 
-/// Refuses a position that lies ahead of the deployment: a stream opened there would wait silently for ever. An idle
-/// set's own present is one increment ahead of its head, and that is fine.
-pub(crate) async fn not_ahead<M: SubscriptionModel>(
-    model: &M,
-    position: &Checkpoint,
-    resumed: bool,
-    waits: impl Fn(String),
-) -> Result<(), SourceError> {
-    let Some(time) = position.cluster_time() else { return Ok(()) };
-    let deadline = Instant::now() + AHEAD_FOR;
-    loop {
-        let head = model.head().await?;
-        let Some(present) = head.cluster_time() else { return Ok(()) };
-        let bound = Timestamp { time: present.time, increment: present.increment.saturating_add(1) };
-        if time <= bound {
-            return Ok(());
-        }
-        if Instant::now() >= deadline {
-            let is = format!("a deployment whose present is {head}");
-            return Err(SourceError::Refused(if resumed {
-                changed(format!("a deployment that had reached {position}"), is)
-            } else {
-                Reason::BadPosition {
-                    code: 0,
-                    message: format!("the start {position} lies ahead of the deployment's present, {head}"),
-                }
-            }));
-        }
-        waits(format!("its present, {head}, has not reached {position}"));
-        tokio::time::sleep(ASK_AGAIN).await;
-    }
-}
-
 /// The source of the positions to come. What does not show now stays as the record of the resumed position has it, so
-/// that a later start can still check it; behind an `invalidate` the collection is another one.
+/// that a later start can still check it; until its end is read the collection is the record's, whatever bears the name
+/// by now, and behind an `invalidate` it is another one.
 pub(crate) fn source(identity: &Identity, resumed: Option<&Record>) -> Source {
     let mut source = Source::from(identity);
     if let Some(record) = resumed
@@ -92,7 +130,7 @@ pub(crate) fn source(identity: &Identity, resumed: Option<&Record>) -> Source {
     {
         source.set_name = source.set_name.or(was.set_name);
         if !record.is_behind_invalidate() {
-            source.collection_uuid = source.collection_uuid.or(was.collection_uuid);
+            source.collection_uuid = was.collection_uuid.or(source.collection_uuid);
         }
     }
     source
@@ -104,7 +142,7 @@ pub(crate) fn active_checks(identity: &Identity) -> String {
     if identity.deployment.is_some() {
         checks.push("replica set name");
     }
-    if identity.collection_uuid.is_some() {
+    if identity.shows_collection {
         checks.push("collection UUID");
     }
     checks.join(", ")

@@ -1,12 +1,14 @@
 //! A run: reads, hands out, keeps the position, shows how it fares. It knows the seams alone.
 
 pub(crate) mod anew;
+pub(crate) mod announce;
 pub(crate) mod barrier;
 pub(crate) mod changes;
 pub(crate) mod core;
 pub(crate) mod deliver;
 pub(crate) mod desk;
 pub(crate) mod durable;
+pub(crate) mod failing;
 pub(crate) mod hand_out;
 pub(crate) mod identity;
 pub(crate) mod maybe_seen;
@@ -14,9 +16,12 @@ pub(crate) mod open;
 pub(crate) mod policy;
 pub(crate) mod progress;
 pub(crate) mod repeats;
+pub(crate) mod restart;
 pub(crate) mod saver;
 pub(crate) mod settings;
+pub(crate) mod skip;
 pub(crate) mod start;
+pub(crate) mod start_anew;
 pub(crate) mod waiters;
 pub(crate) mod watchdog;
 pub(crate) mod wind_down;

@@ -10,11 +10,13 @@ use crate::error::SourceError;
 use crate::ids::SubscriptionId;
 use crate::model::{Plan, SubscriptionModel};
 use crate::reason::Reason;
+use crate::run::identity::Origin;
 use crate::run::repeats::Repeats;
 use crate::status::Board;
+use crate::storage::Source;
 
 /// How often a missing privilege is asked for again.
-const UNAUTHORIZED_AGAIN: Duration = Duration::from_secs(10);
+pub(crate) const UNAUTHORIZED_AGAIN: Duration = Duration::from_secs(10);
 
 /// What a run opens.
 #[derive(Debug, Clone)]
@@ -22,6 +24,25 @@ pub(crate) struct Opening<M> {
     pub(crate) id: SubscriptionId,
     pub(crate) model: M,
     pub(crate) plan: Plan,
+}
+
+impl<M: SubscriptionModel> Opening<M> {
+    async fn open(
+        &self,
+        from: Option<&Checkpoint>,
+        was: Option<&Source>,
+        board: &Board,
+    ) -> Result<M::Reader, SourceError> {
+        if let (Some(position), Some(was)) = (from, was) {
+            let waits = |message| {
+                let reason = Reason::SourceUnavailable { message };
+                board.set(|conditions| conditions.opening = Some(reason));
+            };
+            let identity = self.model.identity().await?;
+            Origin::new(position, Some(was)).verify(&self.model, &identity, waits).await?;
+        }
+        self.model.open(from, &self.plan).await
+    }
 }
 
 /// Opening again, with the patience it takes: a run keeps one, so that a source whose readers break at once is not
@@ -51,7 +72,8 @@ impl Again {
         self.broken = Some(error);
     }
 
-    /// Opens behind `from`, however often it takes.
+    /// Opens behind `from`, however often it takes. With `was`, where that position came from, it is verified first that
+    /// the source is still the same.
     ///
     /// # Errors
     /// The reason, when the source refuses for good.
@@ -59,12 +81,13 @@ impl Again {
         &mut self,
         opening: &Opening<M>,
         from: Option<&Checkpoint>,
+        was: Option<&Source>,
         board: &Board,
     ) -> Result<M::Reader, Reason> {
         loop {
             let error = match self.broken.take() {
                 Some(error) => error,
-                None => match opening.model.open(from, &opening.plan).await {
+                None => match opening.open(from, was, board).await {
                     Ok(reader) => {
                         board.set(|conditions| conditions.opening = None);
                         return Ok(reader);

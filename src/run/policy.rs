@@ -134,6 +134,20 @@ impl Policy {
         }
     }
 
+    /// The safe position is another one by decree: it is to be stored, and nothing is held back before it.
+    pub(crate) fn jump(&mut self, safe: &Mark) {
+        let safe = Some(safe);
+        self.declined = false;
+        self.counted = safe.map_or(0, |safe| safe.events);
+        (self.handled, self.accepted, self.requested) = (safe.cloned(), safe.cloned(), safe.cloned());
+        if let Some(held) = &mut self.hold {
+            held.durable = safe.cloned();
+        }
+        if let Some(flushed) = &mut self.flushed {
+            flushed.up_to = safe.cloned();
+        }
+    }
+
     /// Everything up to the mark was declared durable. Answers whether a save is asked for.
     pub(crate) fn durable(&mut self, mark: &Mark) -> bool {
         let Some(Held { durable }) = &mut self.hold else { return false };
@@ -187,10 +201,10 @@ impl Policy {
     }
 
     /// The run ends, and what is stored last is this mark, which lies at or before what may be stored.
-    pub(crate) fn released(&mut self, mark: &Mark) {
-        self.accepted = Some(mark.clone());
-        self.requested = Some(mark.clone());
-        self.flushed = Some(Flushed { up_to: Some(mark.clone()) });
+    pub(crate) fn released(&mut self, mark: Option<&Mark>) {
+        self.accepted = mark.cloned();
+        self.requested = mark.cloned();
+        self.flushed = Some(Flushed { up_to: mark.cloned() });
     }
 
     /// A write that covers this many events has succeeded: the count starts again behind it.

@@ -84,7 +84,23 @@ impl Progress {
     /// The reader was closed: what was read and is not safe will be read again.
     pub(crate) fn abandon(&mut self) {
         self.waiting.clear();
+        self.events = self.safe.as_ref().map_or(0, |mark| mark.events);
         self.epoch = self.safe.as_ref().map_or(0, Mark::epoch_behind);
+    }
+
+    /// The events that were read and are not settled.
+    pub(crate) fn unsettled(&self) -> Vec<Checkpoint> {
+        self.waiting.iter().filter(|entry| !entry.settled).map(|entry| entry.mark.position.clone()).collect()
+    }
+
+    /// Goes on at a position that need not have been read, in a new epoch or further on in this one: what was read and is
+    /// not settled is given up.
+    pub(crate) fn jump(&mut self, position: Checkpoint, kind: Kind, new_epoch: bool) -> Mark {
+        self.abandon();
+        self.epoch += u32::from(new_epoch);
+        let mark = self.mark(position, kind);
+        self.safe = Some(mark.clone());
+        mark
     }
 
     pub(crate) fn safe(&self) -> Option<&Mark> {

@@ -1,11 +1,13 @@
 //! The settings of a subscription: what was set, what is defaulted, and what cannot be used.
 
 use std::fmt::{self, Write as _};
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backoff::Backoff;
+use crate::dead_letter::DynDeadLetterStorage;
 use crate::error::SubscribeError;
-use crate::run::changes::OnInvalidate;
+use crate::on_failure::{OnFailure, Then};
+use crate::run::changes::{OnHistoryLost, OnInvalidate};
 use crate::run::policy::{SaveMode, SavePolicy};
 
 /// What was set of a subscription's settings; the rest is defaulted. `DurableSubscriptions` holds the defaults of its
@@ -29,10 +31,16 @@ pub struct Options {
     pub handler_timeout: Option<Option<Duration>>,
     /// How long a pause or shutdown waits for the event in hand. Default: 30 s.
     pub shutdown_grace: Option<Duration>,
-    /// The first and the longest wait between attempts of a failing handler. Default: 100 ms and 30 s.
-    pub retry_backoff: Option<(Duration, Duration)>,
+    /// What follows when the handler fails. Default: retries for ever, 100 ms to 30 s apart.
+    pub on_failure: Option<OnFailure>,
+    /// Where dead letters are kept. Default: nowhere.
+    pub dead_letters: Option<Arc<dyn DynDeadLetterStorage>>,
+    /// Whether later events of a document are parked behind its dead letters. Default: true.
+    pub park_later_events: Option<bool>,
     /// What follows when what it watches was dropped or renamed. Default: [`OnInvalidate::Continue`].
     pub on_invalidate: Option<OnInvalidate>,
+    /// What follows when the source no longer has the changes behind the position. Default: [`OnHistoryLost::Stall`].
+    pub on_history_lost: Option<OnHistoryLost>,
 }
 
 /// The settings in force.
@@ -45,8 +53,11 @@ pub(crate) struct Settings {
     pub(crate) start_timeout: Duration,
     pub(crate) handler_timeout: Option<Duration>,
     pub(crate) shutdown_grace: Duration,
-    pub(crate) retry_backoff: Backoff,
+    pub(crate) on_failure: OnFailure,
+    pub(crate) dead_letters: Option<Arc<dyn DynDeadLetterStorage>>,
+    pub(crate) park_later_events: bool,
     pub(crate) on_invalidate: OnInvalidate,
+    pub(crate) on_history_lost: OnHistoryLost,
 }
 
 /// As good as for ever: what is longer cannot be added to a clock.
@@ -57,7 +68,6 @@ impl Options {
     /// The settings in force, or the first one that cannot be used.
     pub(crate) fn settings(&self) -> Result<Settings, SubscribeError> {
         let time = |set: Option<Duration>, default| set.map_or(Duration::from_secs(default), |set| set.min(FOREVER));
-        let (first, longest) = self.retry_backoff.unwrap_or((Duration::from_millis(100), Duration::from_secs(30)));
         let settings = Settings {
             save: self.save.clone().unwrap_or(SavePolicy::Every(1)),
             save_mode: self.save_mode.unwrap_or_default(),
@@ -66,8 +76,11 @@ impl Options {
             start_timeout: time(self.start_timeout, 60),
             handler_timeout: self.handler_timeout.and_then(|set| Some(set?.min(FOREVER))),
             shutdown_grace: time(self.shutdown_grace, 30),
-            retry_backoff: Backoff::new(first.min(FOREVER), longest.min(FOREVER)),
+            on_failure: self.on_failure.clone().unwrap_or_default().at_most(FOREVER),
+            dead_letters: self.dead_letters.clone(),
+            park_later_events: self.park_later_events.unwrap_or(true),
             on_invalidate: self.on_invalidate.unwrap_or_default(),
+            on_history_lost: self.on_history_lost.clone().unwrap_or_default(),
         };
         let refuse =
             |field: &'static str, message: &str| Err(SubscribeError::Config { field, message: message.into() });
@@ -86,10 +99,13 @@ impl Options {
         if settings.start_timeout.is_zero() {
             return refuse("start_timeout", "0 s leaves no time to open the cursor");
         }
-        if let Some((first, cap)) = self.retry_backoff
-            && (first.is_zero() || cap < first)
+        if let Some(wrong) = settings.on_failure.wrong() {
+            return refuse("on_failure", wrong);
+        }
+        if settings.dead_letters.is_none()
+            && let Some((_, Then::DeadLetter)) = settings.on_failure.cap()
         {
-            return refuse("retry_backoff", "the first wait must be above 0 s and not above the longest");
+            return refuse("on_failure", "Then::DeadLetter needs a storage: set .dead_letters(storage)");
         }
         Ok(settings)
     }
@@ -120,8 +136,14 @@ impl Options {
             None => say("handler_timeout", &"never", self.handler_timeout.is_some()),
         }
         say("shutdown_grace", &settings.shutdown_grace, self.shutdown_grace.is_some());
-        say("retry_backoff", &settings.retry_backoff, self.retry_backoff.is_some());
+        say("on_failure", &settings.on_failure, self.on_failure.is_some());
+        match &settings.dead_letters {
+            Some(storage) => say("dead_letters", storage, true),
+            None => say("dead_letters", &"nowhere", false),
+        }
+        say("park_later_events", &settings.park_later_events, self.park_later_events.is_some());
         say("on_invalidate", &settings.on_invalidate, self.on_invalidate.is_some());
+        say("on_history_lost", &settings.on_history_lost, self.on_history_lost.is_some());
         line
     }
 }
@@ -160,15 +182,15 @@ mod tests {
         assert_eq!(refused(&Options { quiet_interval: Some(zero), ..Options::default() }), "save_quiet_position_every");
         assert_eq!(refused(&Options { handler_timeout: Some(zero), ..Options::default() }), "handler_timeout");
         assert_eq!(refused(&Options { start_timeout: zero, ..Options::default() }), "start_timeout");
-        let backoff = Some((Duration::from_secs(2), Duration::from_secs(1)));
-        assert_eq!(refused(&Options { retry_backoff: backoff, ..Options::default() }), "retry_backoff");
+        let backoff = OnFailure::default().backoff(Duration::from_secs(2), Duration::from_secs(1));
+        assert_eq!(refused(&Options { on_failure: Some(backoff), ..Options::default() }), "on_failure");
     }
 
     #[test]
     fn the_line_names_every_setting_and_what_was_defaulted() {
         let options = Options { save: Some(SavePolicy::Every(10)), quiet_interval: Some(None), ..Options::default() };
         let line = options.describe(&options.settings().unwrap());
-        insta::assert_snapshot!(line, @r#"save=every 10 events, save_mode=WriteBehind (default), quiet_interval="never", start_when_no_start_position_can_be_recorded=false (default), start_timeout=60s (default), handler_timeout="never" (default), shutdown_grace=30s (default), retry_backoff=100ms to 30s (default), on_invalidate=Continue (default)"#);
+        insta::assert_snapshot!(line, @r#"save=every 10 events, save_mode=WriteBehind (default), quiet_interval="never", start_when_no_start_position_can_be_recorded=false (default), start_timeout=60s (default), handler_timeout="never" (default), shutdown_grace=30s (default), on_failure=retry for ever after 100ms to 30s (default), dead_letters="nowhere" (default), park_later_events=true (default), on_invalidate=Continue (default), on_history_lost=Stall (default)"#);
     }
 
     #[test]

@@ -5,17 +5,19 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::{info, warn};
+use tracing::warn;
 
+use crate::audit::Gap;
 use crate::backoff::Backoff;
 use crate::checkpoint::Checkpoint;
 use crate::error::{SourceError, StorageError, SubscribeError};
-use crate::ids::{Epoch, Owner, Ownership, SubscriptionId};
-use crate::model::{Fingerprint, Identity, Plan, Reader, Scope, SubscriptionModel};
+use crate::ids::{Epoch, Namespace, Owner, Ownership, SubscriptionId};
+use crate::model::{Deployment, Fingerprint, Identity, Plan, Reader, Scope, SubscriptionModel};
 use crate::reason::Reason;
-use crate::run::identity;
+use crate::run::identity::{self, Origin};
+use crate::run::restart;
 use crate::run::settings::Settings;
-use crate::start::{Start, StartAt};
+use crate::start::StartAt;
 use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Record, Source, StartPosition};
 
 /// What a start needs to know.
@@ -68,10 +70,14 @@ pub(crate) struct Started<M: SubscriptionModel> {
     pub(crate) source: Source,
     /// Events up to this head may have been handled before.
     pub(crate) repeats_until: Option<Checkpoint>,
+    /// The gaps that its record has.
+    pub(crate) gaps: Vec<Gap>,
+    /// This start has recorded the last of them.
+    pub(crate) has_gap: bool,
 }
 
 /// Why one try failed.
-enum Failed {
+pub(crate) enum Failed {
     /// It may heal; tried again until the start's time is over.
     Retry(Reason),
     Refused(Reason),
@@ -97,12 +103,14 @@ impl From<Reason> for Failed {
 }
 
 /// The position a start settled on, before anything is opened.
-struct Settled {
-    position: Option<Checkpoint>,
+pub(crate) struct Settled {
+    pub(crate) position: Option<Checkpoint>,
     /// It is the stored one.
-    resumed: bool,
+    pub(crate) resumed: bool,
     /// It is to be stored by the claim.
     record: bool,
+    /// It is a new start behind lost history: to be stored behind the claim, before anything is read.
+    pub(crate) gap: Option<Gap>,
 }
 
 impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
@@ -138,12 +146,15 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
         SubscribeError::TimedOut { id: self.id.clone(), last: self.in_the_way.get() }
     }
 
-    async fn ask_source<T>(&self, call: impl Future<Output = Result<T, SourceError>>) -> Result<T, Failed> {
+    pub(crate) async fn ask_source<T>(&self, call: impl Future<Output = Result<T, SourceError>>) -> Result<T, Failed> {
         self.in_the_way.set(Reason::SourceUnavailable { message: NO_ANSWER.into() });
         Ok(call.await?)
     }
 
-    async fn ask_storage<T>(&self, call: impl Future<Output = Result<T, StorageError>>) -> Result<T, Failed> {
+    pub(crate) async fn ask_storage<T>(
+        &self,
+        call: impl Future<Output = Result<T, StorageError>>,
+    ) -> Result<T, Failed> {
         self.in_the_way.set(Reason::StorageUnavailable { message: NO_ANSWER.into() });
         Ok(call.await?)
     }
@@ -152,25 +163,33 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
         let before = self.ask_storage(self.storage.read(self.id)).await?;
         let identity = self.ask_source(self.model.identity()).await?;
         let plan = self.leave_out(&identity).await?;
-        let settled = self.settle(before.as_ref()).await?;
-        if let Some(position) = &settled.position {
-            let record = before.as_ref().filter(|_| settled.resumed);
-            identity::check(position, record, &identity)?;
-            let ahead = |message| self.in_the_way.set(Reason::SourceUnavailable { message });
-            self.ask_source(identity::not_ahead(self.model, position, settled.resumed, ahead)).await?;
-        }
-        let (reader, opened_at) = self.open(&settled, &plan).await?;
+        let mut settled = self.settle(before.as_ref()).await?;
+        let (reader, opened_at) = match self.verify_and_open(&settled, before.as_ref(), &identity, &plan).await {
+            Err(Failed::Refused(lost @ Reason::HistoryLost { .. })) => {
+                let begun = self.begin_again(lost, &mut settled, before.as_ref(), &plan).await?;
+                settled.position = Some(begun.position);
+                (begun.reader, None)
+            }
+            opened => opened?,
+        };
         let from = settled.position.clone().or(opened_at);
         // Asked before the claim: an error must leave the record and its owner as they are.
         let head = self.ask_source(self.model.head()).await?;
-        let record = self.claim(&settled, from.as_ref(), pipeline, &identity).await?;
+        let mut record = self.claim(&settled, from.as_ref(), pipeline, &identity).await?;
         let ownership = record.ownership.clone().ok_or_else(|| unowned(self.id))?;
         let (reader, from) = self.agree(reader, from, &settled, &record, &plan).await?;
+        let follows_clean_end = self.follows_clean_end(before.as_ref(), &record);
+        let epoch = epoch(&record, from.as_ref(), &settled);
+        if let (Some(gap), Some(position)) = (&settled.gap, &from) {
+            self.store_gap(gap, position, epoch, pipeline, &identity, before.as_ref(), &mut record).await?;
+        }
         let is_stored = record.position.is_some() && record.position == from && self.is_stored_or();
         let stored = is_stored.then(|| record.clone());
         let started = Started {
-            epoch: epoch(&record, from.as_ref(), &settled),
-            repeats_until: (!self.follows_clean_end(before.as_ref(), &record)).then_some(head),
+            epoch,
+            repeats_until: (!follows_clean_end).then_some(head),
+            gaps: record.gaps.clone(),
+            has_gap: settled.gap.is_some(),
             source: identity::source(&identity, stored.as_ref()),
             pipeline: pipeline.clone(),
             stored,
@@ -187,29 +206,23 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
         matches!(self.start_at, StartAt::StoredOr(_))
     }
 
-    /// A scope around the storage's own collections leaves them out, or it would feed on its own writes for ever.
+    /// A scope around the storages' own collections leaves them out, or it would feed on its own writes for ever.
     async fn leave_out(&self, identity: &Identity) -> Result<Plan, Failed> {
         let mut plan = self.plan.clone();
-        let own: Vec<_> = self.storage.namespaces().into_iter().filter(|own| identity.scope.contains(own)).collect();
-        if own.is_empty() {
-            return Ok(plan);
+        self.in_the_way.set(Reason::StorageUnavailable { message: NO_ANSWER.into() });
+        plan.leave_out.extend(own(self.storage.namespaces(), identity, || self.storage.deployment()).await?);
+        if let Some(letters) = &self.settings.dead_letters {
+            plan.leave_out.extend(own(letters.dyn_namespaces(), identity, || letters.dyn_deployment()).await?);
         }
-        let storage = self.ask_storage(self.storage.deployment()).await?;
-        let same =
-            storage.zip(identity.deployment.as_ref()).is_some_and(|(storage, source)| storage.is_same_as(source));
-        if !same {
-            return Ok(plan);
-        }
-        if let Scope::Collection(collection) = &identity.scope {
-            return Err(Failed::Config(SubscribeError::Config {
+        match (&identity.scope, plan.leave_out.len() > self.plan.leave_out.len()) {
+            (Scope::Collection(collection), true) => Err(Failed::Config(SubscribeError::Config {
                 field: "model",
                 message: format!(
-                    "{collection} holds the checkpoints: a subscription to it would feed on its own writes"
+                    "{collection} holds the checkpoints or dead letters: a subscription to it would feed on its own writes"
                 ),
-            }));
+            })),
+            _ => Ok(plan),
         }
-        plan.leave_out.extend(own);
-        Ok(plan)
     }
 
     /// Which position to open at, by the start table.
@@ -217,24 +230,34 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
         let (start, record_it) = match self.start_at {
             StartAt::StoredOr(start) => {
                 if let Some(position) = record.and_then(|record| record.position.clone()) {
-                    return Ok(Settled { position: Some(position), resumed: true, record: false });
+                    return Ok(Settled { position: Some(position), resumed: true, record: false, gap: None });
                 }
                 (start, true)
             }
             StartAt::Always(start) => (start, false),
         };
-        let position = match start {
-            Start::Present => match self.ask_source(self.model.global_checkpoint()).await? {
-                Some(position) => Some(position),
-                // A start of the user's own is not recorded in any case, so that it cannot be is no reason to refuse.
-                None if self.settings.start_unrecorded || !record_it => None,
-                None => return Err(Reason::NoStartPosition.into()),
-            },
-            Start::Earliest => Some(self.ask_source(self.model.earliest()).await?),
-            Start::Time(time) => Some(Checkpoint::Time(*time)),
-            Start::After(position) => Some(position.clone()),
-        };
-        Ok(Settled { position, resumed: false, record: record_it })
+        let position = self.ask_source(restart::position(self.model, start)).await?;
+        // A start of the user's own is not recorded in any case, so that it cannot be is no reason to refuse.
+        if position.is_none() && record_it && !self.settings.start_unrecorded {
+            return Err(Reason::NoStartPosition.into());
+        }
+        Ok(Settled { position, resumed: false, record: record_it, gap: None })
+    }
+
+    async fn verify_and_open(
+        &self,
+        settled: &Settled,
+        before: Option<&Record>,
+        identity: &Identity,
+        plan: &Plan,
+    ) -> Result<(M::Reader, Option<Checkpoint>), Failed> {
+        if let Some(position) = &settled.position {
+            let record = before.filter(|_| settled.resumed);
+            let origin = record.map_or_else(|| Origin::new(position, None), |record| Origin::stored(position, record));
+            let ahead = |message| self.in_the_way.set(Reason::SourceUnavailable { message });
+            self.ask_source(origin.verify(self.model, identity, ahead)).await?;
+        }
+        self.open(settled, plan).await
     }
 
     /// The open is the verdict on filter, rights and history. Opened at the server's now, the opening's own time is
@@ -292,7 +315,11 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
         match &record.position {
             Some(stored) if (settled.record || settled.resumed) && Some(stored) != from.as_ref() => {
                 drop(reader);
-                Ok((self.ask_source(self.model.open(Some(stored), plan)).await?, Some(stored.clone())))
+                match self.ask_source(self.model.open(Some(stored), plan)).await {
+                    // The next try meets it as the stored position, and does as the policy says.
+                    Err(Failed::Refused(lost @ Reason::HistoryLost { .. })) => Err(Failed::Retry(lost)),
+                    reader => Ok((reader?, Some(stored.clone()))),
+                }
             }
             _ => Ok((reader, from)),
         }
@@ -311,47 +338,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
         }
     }
 
-    fn say(&self, started: &Started<M>, before: Option<&Record>, record: &Record, identity: &Identity) {
-        let id = self.id;
-        let position = started.from.as_ref().map_or_else(|| "the source's now".into(), ToString::to_string);
-        let checks = identity::active_checks(identity);
-        let left_out: Vec<String> = started.plan.leave_out.iter().map(ToString::to_string).collect();
-        let left_out = if left_out.is_empty() { "nothing".into() } else { left_out.join(", ") };
-        info!(
-            subscription = %id, fence = started.ownership.fence.0, position,
-            "subscription {id} to {} starts at {position}: {}; identity checks: {checks}; left out: {left_out}",
-            identity.scope, self.described
-        );
-        if let Some(before) = before.filter(|before| !self.is_own(before)) {
-            warn_of_takeover(id, before, record);
-        }
-        let produced = started.stored.as_ref().and_then(|stored| stored.pipeline.as_ref());
-        if produced.is_some_and(|produced| *produced != started.pipeline) {
-            warn!(
-                subscription = %id, position,
-                "the filter of subscription {id} has changed: a wider one has no history before {position}"
-            );
-        }
-    }
-
     /// Whether an earlier try of this start claimed the record, and its reply was lost.
-    fn is_own(&self, record: &Record) -> bool {
+    pub(crate) fn is_own(&self, record: &Record) -> bool {
         record.ownership.as_ref().is_some_and(|ownership| ownership.owner == self.owner)
-    }
-}
-
-/// A claim from an owner that saved a moment ago is likely two programs with one id.
-fn warn_of_takeover(id: &SubscriptionId, before: &Record, record: &Record) {
-    let (Some(previous), Some(saved_at), Some(now)) = (&before.ownership, before.saved_at, record.claimed_at) else {
-        return;
-    };
-    let age = now.timestamp_millis() - saved_at.timestamp_millis();
-    if !before.clean && age < 60_000 {
-        let owner = &previous.owner;
-        warn!(
-            subscription = %id, %owner,
-            "subscription {id} is taken over from {owner}, which saved {} s ago: if it still runs, it stops now", age / 1000
-        );
     }
 }
 
@@ -366,8 +355,22 @@ fn epoch(record: &Record, from: Option<&Checkpoint>, settled: &Settled) -> Epoch
     }
 }
 
+/// The collections of a storage that are in the scope and in the same deployment.
+async fn own<D: Future<Output = Result<Option<Deployment>, StorageError>>>(
+    namespaces: Vec<Namespace>,
+    identity: &Identity,
+    deployment: impl FnOnce() -> D,
+) -> Result<Vec<Namespace>, Failed> {
+    let own: Vec<_> = namespaces.into_iter().filter(|own| identity.scope.contains(own)).collect();
+    if own.is_empty() {
+        return Ok(own);
+    }
+    let same = deployment().await?.zip(identity.deployment.as_ref());
+    Ok(if same.is_some_and(|(storage, source)| storage.is_same_as(source)) { own } else { Vec::new() })
+}
+
 /// A storage that answers a claim without naming its owner breaks its contract.
-fn unowned(id: &SubscriptionId) -> Reason {
+pub(crate) fn unowned(id: &SubscriptionId) -> Reason {
     Reason::UnreadableRecord {
         id: id.to_string(),
         field: "mongosub.owner".into(),

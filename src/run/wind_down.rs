@@ -40,7 +40,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
                 }
             }
         }
-        let stored = self.core.saver.stored().map(|mark| mark.position.clone());
+        let stored = self.core.saver.stored().cloned();
         self.core.wind_up(ends.then_some(stored));
         let goal = self.await_delivering(goal, grace_ends).await;
         if ends {
@@ -118,7 +118,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         }
     }
 
-    async fn step_until(&mut self, deadline: Option<Instant>) -> Option<Turn> {
+    pub(crate) async fn step_until(&mut self, deadline: Option<Instant>) -> Option<Turn> {
         match deadline {
             Some(deadline) => tokio::time::timeout_at(deadline, self.core.step()).await.ok(),
             None => Some(self.core.step().await),

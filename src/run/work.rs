@@ -45,8 +45,8 @@ pub(crate) trait Work: Send + 'static {
 pub(crate) struct Done {
     /// So many deliveries from the front are handled.
     pub(crate) settled: usize,
-    /// What went wrong with the one behind them.
-    pub(crate) failed: Option<String>,
+    /// What went wrong with the one behind them, and what is to follow.
+    pub(crate) failed: Option<Failure>,
     /// A fresh handler goes on.
     pub(crate) renewed: bool,
 }
@@ -56,8 +56,8 @@ impl Done {
         Self { settled, failed: None, renewed: false }
     }
 
-    pub(crate) fn failed(settled: usize, why: String) -> Self {
-        Self { settled, failed: Some(why), renewed: false }
+    pub(crate) fn failed(settled: usize, why: impl Into<Failure>) -> Self {
+        Self { settled, failed: Some(why.into()), renewed: false }
     }
 }
 
@@ -121,7 +121,7 @@ impl<H: Handler + 'static> Work for HandlerWork<H> {
             let call = AssertUnwindSafe(async move { handler.handle(batch[0].clone()).await });
             match call.catch_unwind().await {
                 Ok(Ok(())) => Done::all(1),
-                Ok(Err(failure)) => Done::failed(0, failure.to_string()),
+                Ok(Err(failure)) => Done::failed(0, failure),
                 Err(panic) => self.0.panicked(&*panic),
             }
         })
@@ -174,7 +174,7 @@ impl<H: BatchHandler + 'static> Work for BatchWork<H> {
             let call = AssertUnwindSafe(async move { handler.handle_batch(batch).await });
             match call.catch_unwind().await {
                 Ok(Ok(())) => Done::all(batch.len()),
-                Ok(Err(failure)) => Done::failed(failure.settled().min(batch.len()), failure.to_string()),
+                Ok(Err(failure)) => Done::failed(failure.settled().min(batch.len()), failure.into_failure()),
                 Err(panic) => self.source.panicked(&*panic),
             }
         })

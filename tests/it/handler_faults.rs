@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mongosub::bson::Document;
-use mongosub::{Delivery, Failure, Handler, Reason, State};
+use mongosub::{Delivery, Failure, Handler, OnFailure, Reason, State};
 use tokio::time::Instant;
 use tracing::Level;
 
@@ -110,7 +110,8 @@ async fn the_backoff_is_a_setting() {
     let world = World::new();
     let handler = world.seen.then(|_| async { Err("never".into()) });
     let action = world.subscriptions.subscribe(ID, handler);
-    let _subscription = action.retry_backoff(Duration::from_millis(1), Duration::from_millis(2)).await.unwrap();
+    let policy = OnFailure::retry_forever().backoff(Duration::from_millis(1), Duration::from_millis(2));
+    let _subscription = action.on_failure(policy).await.unwrap();
     world.insert(1);
     seconds(1).await;
     assert!(world.seen.all().len() > 300);

@@ -22,6 +22,8 @@ enum Step {
     Fail(u8),
     /// The next call panics.
     Panic,
+    /// The next flushes of a handler that buffers fail.
+    FailFlush(u8),
     /// The next call takes so long.
     Slow(u16),
     Store(StoreFault),
@@ -63,6 +65,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => Just(Step::Quiet),
         2 => (1u8..4).prop_map(Step::Fail),
         1 => Just(Step::Panic),
+        1 => (1u8..3).prop_map(Step::FailFlush),
         2 => (1u16..40_000).prop_map(Step::Slow),
         3 => store.prop_map(Step::Store),
         2 => Just(Step::Heal),
@@ -83,6 +86,8 @@ struct Shared {
     pushed: Arc<Mutex<Vec<Checkpoint>>>,
     /// Every call that was about to answer `Ok`.
     handled: Arc<Mutex<Vec<Checkpoint>>>,
+    /// What no loss of a handler can take back.
+    durable: Arc<Mutex<Vec<Checkpoint>>>,
     /// Repeats that were not marked.
     unmarked: Arc<Mutex<Vec<Checkpoint>>>,
     moods: Arc<Mutex<Moods>>,
@@ -91,11 +96,73 @@ struct Shared {
 #[derive(Default)]
 struct Moods {
     fail: u8,
+    fail_flushes: u8,
     panic: bool,
     slow: Option<u16>,
 }
 
 struct Moody(Shared);
+
+impl Shared {
+    fn make_durable(&self, positions: &mut Vec<Checkpoint>) {
+        self.durable.lock().unwrap().append(positions);
+    }
+}
+
+/// Keeps what it was given until it is asked to flush; what it keeps goes with it.
+struct Buffering {
+    moody: Moody,
+    buffer: Vec<Checkpoint>,
+}
+
+impl Handler for Buffering {
+    async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
+        let position = delivery.position.clone();
+        self.moody.handle(delivery).await?;
+        self.buffer.push(position);
+        Ok(())
+    }
+
+    async fn flush(&mut self, through: Checkpoint) -> Result<Checkpoint, Failure> {
+        millis(3).await;
+        let fails = {
+            let mut moods = self.moody.0.moods.lock().unwrap();
+            let fails = moods.fail_flushes > 0;
+            moods.fail_flushes = moods.fail_flushes.saturating_sub(1);
+            fails
+        };
+        if fails {
+            return Err("moody".into());
+        }
+        self.moody.0.make_durable(&mut self.buffer);
+        Ok(through)
+    }
+}
+
+/// Makes what it was given durable in the background, and declares it then.
+struct Holding(Moody);
+
+impl Handler for Holding {
+    async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
+        let hold = delivery.hold().clone();
+        self.0.handle(delivery).await?;
+        let shared = self.0.0.clone();
+        let late = 1 + 700 * (shared.handled.lock().unwrap().len() as u64 % 5);
+        tokio::spawn(async move {
+            millis(late).await;
+            let mark = hold.mark();
+            let mut covered = shared.handled.lock().unwrap().clone();
+            covered.retain(|position| mark.position().is_some_and(|mark| !position.is_beyond(mark)));
+            shared.make_durable(&mut covered);
+            let _ = hold.durable_through(&mark);
+        });
+        Ok(())
+    }
+
+    fn buffers(&self) -> bool {
+        false
+    }
+}
 
 impl Handler for Moody {
     async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
@@ -134,7 +201,15 @@ impl BatchHandler for Moody {
 struct Setup {
     mode: SaveMode,
     every: u32,
-    batches: Option<BatchLimits>,
+    handler: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Single,
+    Batches(BatchLimits),
+    Buffering,
+    Holding,
 }
 
 struct Play {
@@ -147,11 +222,17 @@ struct Play {
     key: i32,
 }
 
-async fn subscribe(world: &World, shared: &Shared, Setup { mode, every, batches }: Setup) -> Subscription {
-    let handler = Moody(shared.clone());
-    let action = match batches {
-        None => world.subscriptions.subscribe(ID, handler),
-        Some(limits) => world.subscriptions.subscribe_batches(ID, limits, handler),
+async fn subscribe(world: &World, shared: &Shared, Setup { mode, every, handler }: Setup) -> Subscription {
+    let moody = Moody(shared.clone());
+    let action = match handler {
+        Kind::Single => world.subscriptions.subscribe(ID, moody),
+        Kind::Batches(limits) => world.subscriptions.subscribe_batches(ID, limits, moody),
+        Kind::Buffering => {
+            let shared = shared.clone();
+            let make = move || Buffering { moody: Moody(shared.clone()), buffer: Vec::new() };
+            world.subscriptions.subscribe_with(ID, make)
+        }
+        Kind::Holding => world.subscriptions.subscribe(ID, Holding(moody)).hold(),
     };
     let action = action.save_mode(mode).save_every(every).save_quiet_position_every(Duration::from_secs(20));
     action.await.unwrap()
@@ -184,6 +265,7 @@ impl Play {
             Step::Quiet => drop(self.world.model.push_quiet()),
             Step::Fail(calls) => self.shared.moods.lock().unwrap().fail = calls,
             Step::Panic => self.shared.moods.lock().unwrap().panic = true,
+            Step::FailFlush(times) => self.shared.moods.lock().unwrap().fail_flushes = times,
             Step::Slow(millis) => self.shared.moods.lock().unwrap().slow = Some(millis),
             Step::Store(fault) => self.store_fault(&fault),
             Step::Heal => self.world.storage.heal(),
@@ -268,8 +350,12 @@ impl Play {
             prop_assert!(self.shared.unmarked.lock().unwrap().is_empty());
         }
         let stored = self.world.stored().await.expect("a start is always stored");
+        let safe = match self.setup.handler {
+            Kind::Single | Kind::Batches(_) => handled,
+            Kind::Buffering | Kind::Holding => self.shared.durable.lock().unwrap().clone(),
+        };
         for event in &pushed {
-            prop_assert!(event.is_beyond(&stored) || handled.contains(event), "{} has passed {}", stored, event);
+            prop_assert!(event.is_beyond(&stored) || safe.contains(event), "{} has passed {}", stored, event);
         }
         Ok(())
     }
@@ -289,6 +375,10 @@ impl Play {
         let last = self.world.model.push(event);
         self.shared.pushed.lock().unwrap().push(last.clone());
         self.subscription.caught_up().await.unwrap();
+        if self.setup.handler == Kind::Holding {
+            // Everything handled is declared by then.
+            millis(10_000).await;
+        }
         prop_assert_eq!(self.subscription.drained().await.unwrap(), Some(last.clone()));
         self.holds().await?;
         let (pushed, handled) =
@@ -316,24 +406,26 @@ fn down() -> SourceError {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_happens_every_event_is_handled_in_order_and_the_stored_position_passes_none(
         steps in prop::collection::vec(step(), 1..60),
         through in any::<bool>(),
         every in prop_oneof![Just(1u32), Just(3)],
-        batches in prop_oneof![
-            2 => Just(None),
-            1 => Just(Some(BatchLimits::new(4))),
-            1 => Just(Some(BatchLimits::new(7).max_wait(Duration::from_millis(30)))),
+        handler in prop_oneof![
+            2 => Just(Kind::Single),
+            1 => Just(Kind::Batches(BatchLimits::new(4))),
+            1 => Just(Kind::Batches(BatchLimits::new(7).max_wait(Duration::from_millis(30)))),
+            2 => Just(Kind::Buffering),
+            2 => Just(Kind::Holding),
         ],
     ) {
         let mode = if through { SaveMode::WriteThrough } else { SaveMode::WriteBehind };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let play = async {
-                let mut play = Play::begin(Setup { mode, every, batches }).await;
+                let mut play = Play::begin(Setup { mode, every, handler }).await;
                 for step in steps {
                     play.take(step).await;
                     play.holds().await?;

@@ -11,9 +11,26 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "values",
         beside: true,
-        modules: &["backoff", "checkpoint", "delivery", "error", "event", "filter", "hold", "ids", "reason", "start"],
+        modules: &[
+            "backoff",
+            "checkpoint",
+            "delivery",
+            "error",
+            "event",
+            "filter",
+            "hold",
+            "ids",
+            "letter",
+            "on_failure",
+            "reason",
+            "start",
+        ],
     },
-    Layer { name: "seams", beside: true, modules: &["audit", "batch_handler", "handler", "model", "storage"] },
+    Layer {
+        name: "seams",
+        beside: true,
+        modules: &["audit", "batch_handler", "dead_letter", "fan_out", "handler", "model", "storage"],
+    },
     Layer {
         name: "backends, status and suites",
         beside: false,

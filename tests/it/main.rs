@@ -2,16 +2,23 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
+mod barrier;
 mod batches;
 mod changes;
 mod crash;
+mod dead_letter_storage;
+mod dead_letters;
+mod failure_policy;
+mod fan_out;
 mod filter;
 mod handler_faults;
+mod hold;
 mod interleavings;
 mod layering;
 mod life;
 mod main_path;
 mod memory_model;
+mod parking;
 mod quiet;
 mod readme;
 mod runbook;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use mongosub::bson::{Timestamp, doc};
 use mongosub::memory::{self, MemoryModel};
 use mongosub::{
-    Checkpoint, Deployment, DurableSubscriptions, Filter, Fingerprint, Identity, Kind, Namespace, Operation, Reason,
-    Scope, Start, StartAt, Subscribe, SubscribeError, SubscriptionModel,
+    Checkpoint, Deployment, DurableSubscriptions, Filter, Fingerprint, Identity, Kind, Namespace, OnFailure, Operation,
+    Reason, Scope, Start, StartAt, Subscribe, SubscribeError, SubscriptionModel, Then,
 };
 use tokio::time::Instant;
 
@@ -237,7 +237,7 @@ async fn an_id_that_cannot_be_used_is_refused_by_name() {
 #[tokio::test(start_paused = true)]
 async fn a_setting_that_cannot_be_used_is_refused_by_name_as_a_default_and_as_an_override() {
     type Set<T> = fn(T) -> T;
-    let cases: [(&str, Set<Wrapper>, Set<Action>); 6] = [
+    let cases: [(&str, Set<Wrapper>, Set<Action>); 7] = [
         ("save_every", |w| w.save_every(0), |a| a.save_every(0)),
         (
             "save_quiet_position_every",
@@ -247,14 +247,19 @@ async fn a_setting_that_cannot_be_used_is_refused_by_name_as_a_default_and_as_an
         ("handler_timeout", |w| w.handler_timeout(Duration::ZERO), |a| a.handler_timeout(Duration::ZERO)),
         ("start_timeout", |w| w.start_timeout(Duration::ZERO), |a| a.start_timeout(Duration::ZERO)),
         (
-            "retry_backoff",
-            |w| w.retry_backoff(Duration::ZERO, Duration::from_secs(1)),
-            |a| a.retry_backoff(Duration::ZERO, Duration::from_secs(1)),
+            "on_failure",
+            |w| w.on_failure(OnFailure::default().backoff(Duration::ZERO, Duration::from_secs(1))),
+            |a| a.on_failure(OnFailure::default().backoff(Duration::ZERO, Duration::from_secs(1))),
         ),
         (
-            "retry_backoff",
-            |w| w.retry_backoff(Duration::from_secs(2), Duration::from_secs(1)),
-            |a| a.retry_backoff(Duration::from_secs(2), Duration::from_secs(1)),
+            "on_failure",
+            |w| w.on_failure(OnFailure::default().backoff(Duration::from_secs(2), Duration::from_secs(1))),
+            |a| a.on_failure(OnFailure::default().backoff(Duration::from_secs(2), Duration::from_secs(1))),
+        ),
+        (
+            "on_failure",
+            |w| w.on_failure(OnFailure::retry(3).then(Then::DeadLetter)),
+            |a| a.on_failure(OnFailure::retry(3).then(Then::DeadLetter)),
         ),
     ];
     for (name, as_default, as_override) in cases {
@@ -280,7 +285,8 @@ async fn a_setting_without_bounds_is_for_ever_and_not_a_crash() {
     let action = world.subscriptions.subscribe(ID, world.seen.handler());
     let action = action.start_timeout(Duration::MAX).save_quiet_position_every(Duration::MAX);
     let action = action.shutdown_grace(Duration::MAX).handler_timeout(Duration::MAX);
-    let subscription = action.retry_backoff(Duration::from_secs(1), Duration::MAX).await.unwrap();
+    let subscription =
+        action.on_failure(OnFailure::default().backoff(Duration::from_secs(1), Duration::MAX)).await.unwrap();
     let event = world.model.push(memory::insert(1, doc! {}));
     until_saved(&subscription, &event).await;
     world.model.push_quiet();

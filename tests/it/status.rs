@@ -192,10 +192,14 @@ async fn a_status_is_a_snapshot_that_serde_writes() {
     }
     insta::assert_snapshot!(serde_json::to_string_pretty(&status).unwrap(), @r#"
     {
+      "dead_lettered": 0,
       "delivered": 1,
       "events": 1,
       "fence": 1767225600000,
       "filtered": 0,
+      "gaps": [],
+      "gaps_recorded": 0,
+      "handled": 0,
       "head": "1700000000.2",
       "held": null,
       "id": "orders_v1",
@@ -206,6 +210,7 @@ async fn a_status_is_a_snapshot_that_serde_writes() {
       },
       "last_event_at": "now",
       "not_ahead": 0,
+      "parked": 0,
       "position": "1700000000.2",
       "reconnects": 0,
       "replayed": 0,
@@ -213,6 +218,7 @@ async fn a_status_is_a_snapshot_that_serde_writes() {
       "saved_at": "2026-01-01 0:00:00.0 +00:00:00",
       "saves": 0,
       "settled": 0,
+      "skipped": 0,
       "state": {
         "attempts": 1,
         "error": "no",

@@ -8,6 +8,7 @@
 
 mod bad_input;
 mod bounds;
+mod dead_letters;
 mod demo;
 mod faults;
 mod filter;
@@ -38,6 +39,7 @@ const ROLES: &[support::child::Role] = &[
     ("bounds", bounds::play),
     ("test-run", fixture::test_run),
     ("killed-subscriber", kill::play),
+    ("killed-with-letters", dead_letters::play),
     ("talk", rights::talk),
     ("one-of-two", two_processes::play),
 ];
@@ -48,6 +50,7 @@ fn tests() -> Vec<libtest_mimic::Trial> {
         matrix::long(),
         on_any_server(bad_input::tests()),
         bounds::tests(),
+        on_any_server(dead_letters::tests()),
         demo::tests(),
         faults::tests(),
         on_any_server(filter::tests()),

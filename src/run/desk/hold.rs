@@ -10,18 +10,14 @@ use crate::hold::{Declared, Mark, Positions};
 use crate::run::progress;
 
 impl Inner {
-    /// Under a hold, since when something handled lies behind what was declared durable.
-    pub(super) fn note_held(&mut self) {
-        let Some(durable) = self.policy.held() else {
-            self.held_since = None;
-            return;
-        };
+    /// Under a hold, since when something handled lies behind what was declared durable. Answers whether that has begun or
+    /// ended.
+    pub(super) fn note_held(&mut self) -> bool {
+        let before = self.held_since;
         let seq = |mark: Option<&progress::Mark>| mark.map_or(0, |mark| mark.seq);
-        if seq(self.policy.handled()) > seq(durable) {
-            self.held_since.get_or_insert_with(Instant::now);
-        } else {
-            self.held_since = None;
-        }
+        let is_held = self.policy.held().is_some_and(|durable| seq(self.policy.handled()) > seq(durable));
+        self.held_since = is_held.then(|| before.unwrap_or_else(Instant::now));
+        self.held_since.is_some() != before.is_some()
     }
 }
 
@@ -38,9 +34,11 @@ impl Positions for Desk {
         }
         if let Some(place) = &mark.place {
             let wanted = inner.policy.durable(place);
+            // It is another hold from here on, if it is one.
             inner.held_since = None;
             inner.note_held();
             self.ask(inner, wanted);
+            self.news.notify_one();
         }
         Declared::Accepted
     }
@@ -57,6 +55,7 @@ impl Positions for Desk {
         let wanted = inner.policy.resume_auto();
         inner.note_held();
         self.ask(inner, wanted);
+        self.news.notify_one();
     }
 }
 

@@ -1,14 +1,16 @@
 //! Where the deliver task and the saver's task meet: what is read, settled, storable and wanted, and whether the next
 //! event may be handed out. Data goes from deliver to saver; back come only the gate and the wish for a flush.
 
+mod flush;
 mod hold;
+mod jump;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+pub(crate) use self::jump::Jump;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::ids::Fence;
 use crate::run::policy::{Policy, SavePolicy};
@@ -30,10 +32,14 @@ struct Inner {
     progress: Progress,
     policy: Policy,
     in_hand: Option<InHand>,
-    /// The last event handed out.
+    /// The furthest event handed out.
     handed_out: Option<Checkpoint>,
     /// The last event handed out and not settled when it was given up: everything up to it comes again.
     given_up: Option<Checkpoint>,
+    /// The events that were read and not settled when the reader was last closed.
+    left: Vec<Checkpoint>,
+    /// Until it is stored: the last jump, and the number of its position.
+    jumped: Option<(u64, Arc<Jump>)>,
     /// The saver wants to hear of every movement, not of asked-for saves alone.
     watched: bool,
     /// The saver has been woken for a save that was asked for, and has not sent one since.
@@ -94,6 +100,8 @@ pub(crate) struct View {
     pub(crate) last_read: u64,
     pub(crate) all_settled: bool,
     pub(crate) in_hand: Option<InHand>,
+    /// A jump that is not stored yet, and the number of its position.
+    pub(crate) jumped: Option<(u64, Arc<Jump>)>,
     pub(crate) held: Option<HeldBack>,
 }
 
@@ -116,6 +124,8 @@ impl Desk {
             in_hand: None,
             handed_out: None,
             given_up: None,
+            left: Vec::new(),
+            jumped: None,
             watched: false,
             told: false,
             woken: false,
@@ -152,19 +162,26 @@ impl Desk {
     pub(crate) fn read_quiet(&self, position: Checkpoint) {
         let mut inner = self.inner();
         inner.progress.quiet(position);
+        let mut news = false;
         if inner.progress.all_settled()
             && let Some(safe) = inner.progress.safe().cloned()
         {
             inner.policy.quiet(&safe);
-            inner.note_held();
+            news = inner.note_held();
         }
         self.tell(inner, false);
+        if news {
+            self.news.notify_one();
+        }
     }
 
     /// The events from `first` to `last` are with the handler.
     pub(crate) fn hand_out(&self, first: Checkpoint, last: Checkpoint) {
         let mut inner = self.inner();
-        inner.handed_out = Some(last.clone());
+        // What comes again was handed out up to where it was the first time.
+        if inner.handed_out.as_ref().is_none_or(|before| last.is_beyond(before)) {
+            inner.handed_out = Some(last.clone());
+        }
         inner.in_hand = Some(InHand { position: first, last, since: Instant::now() });
     }
 
@@ -179,71 +196,15 @@ impl Desk {
         let Some(safe) = inner.progress.safe().cloned() else { return Settled::default() };
         inner.given_up.take_if(|given_up| !given_up.is_beyond(&safe.position));
         let wanted = inner.policy.settled(&safe, accepted);
-        inner.note_held();
+        let news = inner.note_held();
         // With a barrier the saver hears of it when the handler has flushed.
         let flushes = wanted && inner.policy.has_barrier();
         inner.save_after_flush |= flushes;
         self.tell(inner, wanted && !flushes);
+        if news {
+            self.news.notify_one();
+        }
         Settled { wanted: wanted.then_some(safe.seq), safe: Some(safe.position) }
-    }
-
-    /// What the handler is to flush: the furthest position that may be stored, if it has not been flushed.
-    pub(crate) fn unflushed(&self) -> Option<Unflushed> {
-        let mut inner = self.inner();
-        inner.flush_wanted = false;
-        if !inner.policy.has_barrier() {
-            return None;
-        }
-        let through = inner.policy.storable()?;
-        if inner.policy.flushed_up_to().is_some_and(|flushed| flushed.seq >= through.seq) {
-            return None;
-        }
-        let delivered = inner.handed_out.clone().filter(|last| last.is_beyond(&through.position));
-        Some(Unflushed { delivered: delivered.unwrap_or_else(|| through.position.clone()), through: through.clone() })
-    }
-
-    /// The handler has flushed everything up to a position.
-    pub(crate) fn flushed(&self, mark: &Mark) {
-        let mut inner = self.inner();
-        let wanted = std::mem::take(&mut inner.save_after_flush);
-        inner.policy.flushed(mark, wanted);
-        self.tell(inner, wanted);
-    }
-
-    /// What was not flushed is lost with its handler, and is not waited for any more.
-    pub(crate) fn lose_unflushed(&self) {
-        let mut inner = self.inner();
-        inner.save_after_flush = false;
-        inner.policy.lose_unflushed();
-    }
-
-    /// The run ends, and its handler lets everything up to a position be stored, which is no more than may be.
-    pub(crate) fn released(&self, mark: &Mark) {
-        self.inner().policy.released(mark);
-    }
-
-    /// The furthest position that may be stored, flushed or not.
-    pub(crate) fn storable(&self) -> Option<Mark> {
-        self.inner().policy.storable().cloned()
-    }
-
-    /// Whether something handled is lost when the handler is: it was declined, not declared durable, or not flushed.
-    pub(crate) fn keeps_something_unsafe(&self) -> bool {
-        let inner = self.inner();
-        let events = |mark: Option<&Mark>| mark.map_or(0, |mark| mark.events);
-        events(inner.progress.safe()) > events(inner.policy.flushed_up_to())
-    }
-
-    pub(crate) fn flush_is_wanted(&self) -> bool {
-        self.inner().flush_wanted
-    }
-
-    /// Completes when a flush is wanted.
-    ///
-    /// # Cancel safety
-    /// The wish stays, and shows in `flush_is_wanted`.
-    pub(crate) fn flush_wanted(&self) -> Notified<'_> {
-        self.flush.notified()
     }
 
     /// The reader is closed: what is not settled will be read again.
@@ -252,6 +213,7 @@ impl Desk {
         if let Some(in_hand) = inner.in_hand.take() {
             inner.given_up = Some(in_hand.last);
         }
+        inner.left = inner.progress.unsettled();
         inner.progress.abandon();
         self.tell(inner, false);
     }
@@ -273,6 +235,11 @@ impl Desk {
 
     pub(crate) fn gate(&self) -> watch::Receiver<Gate> {
         self.gate.subscribe()
+    }
+
+    /// The newest stored position, by its number.
+    pub(crate) fn stored(&self) -> u64 {
+        self.gate.borrow().stored
     }
 
     pub(crate) fn gate_is(&self, open: impl Fn(&Gate) -> bool) -> bool {
@@ -308,6 +275,7 @@ impl Desk {
             last_read: inner.progress.last_read(),
             all_settled: inner.progress.all_settled(),
             in_hand: inner.in_hand.clone(),
+            jumped: inner.jumped.clone(),
         }
     }
 
@@ -324,39 +292,16 @@ impl Desk {
 
     /// A position is stored: the count of the save policy starts again behind it, and delivery may go on.
     pub(crate) fn saved(&self, mark: &Mark) {
-        self.inner().policy.saved(mark.events);
+        let mut inner = self.inner();
+        inner.policy.saved(mark.events);
+        inner.jumped.take_if(|(seq, _)| *seq <= mark.seq);
+        drop(inner);
         self.gate.send_replace(Gate { closed: false, stored: mark.seq });
-    }
-
-    /// Wants the handler to flush what may be stored.
-    pub(crate) fn want_flush(&self) {
-        if !std::mem::replace(&mut self.inner().flush_wanted, true) {
-            self.flush.notify_one();
-        }
     }
 
     /// Whether the handler has asked for a save since the last call.
     pub(crate) fn take_save_request(&self) -> bool {
         std::mem::take(&mut self.inner().save_requested)
-    }
-
-    /// The run begins anew behind `start`, under another fence: what was handled behind it is lost with its handler.
-    pub(crate) fn begin_anew(&self, fence: Fence, start: Option<Mark>, save: SavePolicy, saves_quiet: bool) {
-        let mut inner = self.inner();
-        let (held, barrier) = (inner.policy.held().is_some(), inner.policy.has_barrier());
-        inner.fence = fence;
-        inner.given_up = inner.handed_out.clone();
-        inner.in_hand = None;
-        inner.held_since = None;
-        (inner.flush_wanted, inner.save_after_flush) = (false, false);
-        inner.progress.go_back(start.clone());
-        inner.policy = Policy::new(save, saves_quiet, start);
-        if held {
-            inner.policy.hold();
-        }
-        if barrier {
-            inner.policy.put_up_barrier();
-        }
     }
 
     pub(crate) fn close_gate(&self) {

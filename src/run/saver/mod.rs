@@ -10,11 +10,11 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use crate::backoff::Backoff;
-use crate::checkpoint::{Checkpoint, Kind};
+use crate::checkpoint::Kind;
 use crate::error::StorageError;
 use crate::ids::{Epoch, Ownership};
 use crate::reason::Reason;
-use crate::run::desk::Desk;
+use crate::run::desk::{Desk, View};
 use crate::run::policy::SaveMode;
 use crate::run::progress::Mark;
 use crate::run::repeats::Repeats;
@@ -209,7 +209,7 @@ impl<S: CheckpointStorage> Saver<S> {
             None => return soonest(None),
         };
         desk.sending();
-        let save = self.save(&mark);
+        let save = self.save(&mark, &view);
         let storage = self.storage.clone();
         let task = tokio::spawn(async move { storage.save(&save).await });
         self.last_sent = now;
@@ -217,9 +217,14 @@ impl<S: CheckpointStorage> Saver<S> {
         patience_ends
     }
 
-    fn save(&mut self, mark: &Mark) -> Save {
+    fn save(&mut self, mark: &Mark, view: &View) -> Save {
         if let Some(resumed) = self.resumed.as_ref().filter(|_| mark.seq == 0) {
             return Save { clean: self.clean, ..resumed.clone() };
+        }
+        let jump = view.jumped.as_ref().filter(|(seq, _)| *seq <= mark.seq).map(|(_, jump)| jump);
+        if let Some(jump) = jump {
+            self.source_epoch = mark.epoch;
+            self.template.source = jump.source.clone().or(self.template.source.take());
         }
         if let Some(source) = &mut self.template.source {
             // Behind an `invalidate` the collection is another one.
@@ -233,6 +238,7 @@ impl<S: CheckpointStorage> Saver<S> {
             position: mark.position.clone(),
             kind: mark.kind,
             clean: self.clean,
+            note: jump.map(|jump| jump.note.clone()),
             ..self.template.clone()
         }
     }
@@ -276,9 +282,13 @@ impl<S: CheckpointStorage> Saver<S> {
         }
         match outcome {
             Ok(SaveOutcome::Saved { at }) => {
+                let jump = desk.view().jumped.filter(|(seq, _)| *seq <= mark.seq);
                 board.count(|status| {
                     status.saves += 1;
                     status.saved_at = at;
+                    if let Some((_, jump)) = &jump {
+                        status.noted(&jump.note, at);
+                    }
                 });
                 self.stored_now(mark, why, desk, board);
                 Ok(())
@@ -351,16 +361,11 @@ pub(crate) enum Lost {
 fn as_stored(template: &Save, record: Record) -> Option<Save> {
     let position = record.position?;
     Some(Save {
-        kind: record.kind.unwrap_or_else(|| kind_of(&position)),
+        kind: record.kind.unwrap_or_else(|| Kind::of_event(&position)),
         epoch: record.epoch.unwrap_or(template.epoch),
         pipeline: record.pipeline,
         source: record.source,
         position,
         ..template.clone()
     })
-}
-
-/// What an event's position is the position of.
-pub(crate) fn kind_of(position: &Checkpoint) -> Kind {
-    if position.is_invalidate() { Kind::Invalidate } else { Kind::Event }
 }

@@ -1,6 +1,7 @@
 //! What the tests without a server share: a storage that fails on demand, a handler that writes down what it got.
 
 mod faulty;
+mod faulty_letters;
 mod hold;
 mod logs;
 mod recorder;
@@ -17,6 +18,7 @@ use mongosub::{
 use tokio::time::Instant;
 
 pub use faulty::{Fault, FaultyStorage, unavailable};
+pub use faulty_letters::FaultyLetters;
 pub use hold::{Hold, Log};
 pub use logs::Logs;
 pub use recorder::Recorder;

@@ -1,181 +1,13 @@
-//! What a run shows of itself: a snapshot on a watch channel, and the one place where its state is derived and logged.
+//! The writing end of a status: the one place where the state is derived and logged, and where snapshots are published.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bson::DateTime;
-use serde::Serialize;
 use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
-use crate::checkpoint::Checkpoint;
-use crate::ids::{Fence, SubscriptionId};
+use super::{State, Status};
 use crate::reason::Reason;
-
-/// What a subscription is doing.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(tag = "state", rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum State {
-    /// Opening, for the first time or after a resume.
-    Starting,
-    /// Reading, behind the deployment's present.
-    CatchingUp,
-    /// The last reply ended at the end of the oplog, and the position read is at most 10 s behind the head (it
-    /// becomes `CatchingUp` again beyond 30 s).
-    CaughtUp,
-    /// Asked to pause; the cursor is closed.
-    Paused,
-    /// Holds its position and goes on by itself.
-    Retrying(Reason),
-    /// Needs a person: the cursor is closed, id and fence are kept, nothing is tried until `resume`.
-    Stalled(Reason),
-    /// Has ended; the id is free.
-    Stopped(Reason),
-}
-
-impl State {
-    /// The state's name, in snake case: for metrics and logs.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Starting => "starting",
-            Self::CatchingUp => "catching_up",
-            Self::CaughtUp => "caught_up",
-            Self::Paused => "paused",
-            Self::Retrying(_) => "retrying",
-            Self::Stalled(_) => "stalled",
-            Self::Stopped(_) => "stopped",
-        }
-    }
-
-    /// Why it retries, has stalled or has stopped.
-    pub fn reason(&self) -> Option<&Reason> {
-        match self {
-            Self::Retrying(reason) | Self::Stalled(reason) | Self::Stopped(reason) => Some(reason),
-            _ => None,
-        }
-    }
-}
-
-/// A snapshot of a subscription. All counts are of this run, since `subscribe`.
-///
-/// events = filtered + delivered + in flight; delivered = settled + unsettled.
-///
-/// *Idle*, *dead* and *behind* are told apart by two figures: a subscription that is idle has an old
-/// [`last_event_at`](Self::last_event_at) and a small [`lag`](Self::lag), one that is behind has a large lag.
-///
-/// ```
-/// # use mongosub::memory::{MemoryCheckpointStorage, MemoryModel};
-/// # use mongosub::{Delivery, DurableSubscriptions, State};
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let subscriptions = DurableSubscriptions::new(MemoryModel::new(), MemoryCheckpointStorage::new());
-/// # let subscription = subscriptions.subscribe("search_index_v3", |_: Delivery| async { Ok(()) }).await?;
-/// let mut status = subscription.watch();
-/// status.wait_for(|status| status.state == State::CaughtUp).await?;
-/// assert_eq!(subscription.status().events, 0);
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[non_exhaustive]
-pub struct Status {
-    /// The subscription's id.
-    pub id: SubscriptionId,
-    /// What it is doing.
-    pub state: State,
-    /// The fence of the run.
-    pub fence: Fence,
-    /// The safe position: everything delivered up to it is settled.
-    pub position: Option<Checkpoint>,
-    /// When the last event was taken from the reader (this process's clock).
-    #[serde(serialize_with = "as_text")]
-    pub last_event_at: Option<DateTime>,
-    /// The deployment's majority time when last asked; it is asked every 10 s.
-    pub head: Option<Checkpoint>,
-    /// How far the safe position lies behind the head, to the second: the deployment's own times are compared.
-    pub lag: Option<Duration>,
-    /// The stored checkpoint.
-    pub saved: Option<Checkpoint>,
-    /// When it was stored, on the storage's clock.
-    #[serde(serialize_with = "as_text")]
-    pub saved_at: Option<DateTime>,
-    /// Since when the event in hand is with the handler, retries included (this process's clock).
-    #[serde(serialize_with = "as_text")]
-    pub in_hand_since: Option<DateTime>,
-    /// Under a hold, what it keeps from being stored.
-    pub held: Option<Held>,
-    /// Events read.
-    pub events: u64,
-    /// Events read once more and dropped, because the position that the stream was opened at covers them: a stream is opened
-    /// at a time, which an event or a whole transaction can share.
-    pub filtered: u64,
-    /// Events handed to the handler, each counted once however often it was tried.
-    pub delivered: u64,
-    /// Events settled.
-    pub settled: u64,
-    /// Deliveries that the handler may have seen in an earlier run.
-    pub replayed: u64,
-    /// How often the reader has reopened its cursor.
-    pub reconnects: u64,
-    /// Answered saves that stored something.
-    pub saves: u64,
-    /// Answered saves that found their position covered already.
-    pub not_ahead: u64,
-}
-
-/// What a hold keeps from being stored: something was handled behind the last position declared durable.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[non_exhaustive]
-pub struct Held {
-    /// Since when (this process's clock).
-    #[serde(serialize_with = "as_plain_text")]
-    pub since: DateTime,
-    /// The last position declared durable.
-    pub mark: Option<Checkpoint>,
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's serialize_with passes the field by reference")]
-fn as_plain_text<S: serde::Serializer>(at: &DateTime, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(at)
-}
-
-#[allow(clippy::ref_option, reason = "serde's serialize_with passes the field by reference")]
-fn as_text<S: serde::Serializer>(at: &Option<DateTime>, serializer: S) -> Result<S::Ok, S::Error> {
-    at.map(|at| at.to_string()).serialize(serializer)
-}
-
-impl Status {
-    pub(crate) fn new(id: SubscriptionId, fence: Fence) -> Self {
-        Self {
-            id,
-            state: State::Starting,
-            fence,
-            position: None,
-            last_event_at: None,
-            head: None,
-            lag: None,
-            saved: None,
-            saved_at: None,
-            in_hand_since: None,
-            held: None,
-            events: 0,
-            filtered: 0,
-            delivered: 0,
-            settled: 0,
-            replayed: 0,
-            reconnects: 0,
-            saves: 0,
-            not_ahead: 0,
-        }
-    }
-
-    /// How far the position lies behind the head, in whole seconds of cluster time.
-    fn lag_now(&self) -> Option<Duration> {
-        let position = self.position.as_ref()?.cluster_time()?;
-        let head = self.head.as_ref()?.cluster_time()?;
-        Some(Duration::from_secs(u64::from(head.time.saturating_sub(position.time))))
-    }
-}
 
 /// Where a run is in its life, whatever retries go on inside it.
 #[derive(Debug, Clone, PartialEq)]
@@ -195,6 +27,8 @@ pub(crate) struct Conditions {
     /// The handler flushes for long.
     pub(crate) flushing: Option<Reason>,
     pub(crate) storage: Option<Reason>,
+    /// Why a dead letter is not stored yet.
+    pub(crate) letters: Option<Reason>,
     /// What ails the reader.
     pub(crate) source: Option<Reason>,
     /// Why there is no reader.
@@ -205,8 +39,8 @@ pub(crate) struct Conditions {
 impl Conditions {
     /// The one state that says most about what a person would want to know.
     fn state(&self) -> State {
-        let retrying = [&self.handler, &self.flushing, &self.storage, &self.opening, &self.source];
-        let retrying = retrying.into_iter().find_map(Option::as_ref);
+        let Self { handler, flushing, letters, storage, opening, source, .. } = self;
+        let retrying = [handler, flushing, letters, storage, opening, source].into_iter().find_map(Option::as_ref);
         match (&self.phase, retrying) {
             (Phase::Stopped(reason), _) => State::Stopped(reason.clone()),
             (Phase::Stalled(reason), _) => State::Stalled(reason.clone()),
@@ -252,6 +86,7 @@ impl Board {
             handler: None,
             flushing: None,
             storage: None,
+            letters: None,
             source: None,
             opening: None,
             caught_up: false,
@@ -368,6 +203,7 @@ mod tests {
             handler: None,
             flushing: None,
             storage: Some(storage.clone()),
+            letters: None,
             source: Some(source.clone()),
             opening: None,
             caught_up: true,
