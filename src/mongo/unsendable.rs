@@ -46,8 +46,8 @@ pub(super) async fn find(
         return Ok(Found::Around(around));
     }
     let event = match fault.class {
-        Class::ImageMissing => lacking(source, position, fault).await?,
-        _ => first(source, position).await?,
+        Class::ImageMissing => lacking(source, position, split, fault).await?,
+        _ => first(source, position, split).await?,
     };
     let position = match event {
         Some(token) => Checkpoint::Token(token),
@@ -90,15 +90,19 @@ async fn around(source: &Source, position: &Token, split: bool) -> Result<Option
     }))
 }
 
-/// The first event behind a position that the stream's own pipeline passes.
-async fn first(source: &Source, position: &Checkpoint) -> Result<Option<Token>, Fault> {
+/// The first event behind a position that the stream's own pipeline passes. Its token is one of the stream's own layout:
+/// another one would not compare with the positions that the stream gives.
+async fn first(source: &Source, position: &Checkpoint, split: bool) -> Result<Option<Token>, Fault> {
     let mut events = source.clone();
     events.pipeline.push(outline::stage());
+    if split {
+        events.pipeline.push(split::stage());
+    }
     behind(&events, position, |_| true).await
 }
 
 /// The first event behind a position that lacks the image.
-async fn lacking(source: &Source, position: &Checkpoint, fault: &Fault) -> Result<Option<Token>, Fault> {
+async fn lacking(source: &Source, position: &Checkpoint, split: bool, fault: &Fault) -> Result<Option<Token>, Fault> {
     let image = image_in(&fault.message);
     let mut events = source.bare();
     events.stage.insert(image, "whenAvailable");
@@ -107,6 +111,9 @@ async fn lacking(source: &Source, position: &Checkpoint, fault: &Fault) -> Resul
         fields.insert("missing", doc! { "$eq": [{ "$type": format!("${image}") }, "null"] });
     }
     events.pipeline = vec![stage];
+    if split {
+        events.pipeline.push(split::stage());
+    }
     let told = told_time(&fault.message);
     behind(&events, position, |event| {
         let missing = matches!(event.get("missing"), Ok(Some(RawBsonRef::Boolean(true))));
