@@ -84,9 +84,12 @@ async fn around(source: &Source, position: &Token, split: bool) -> Result<Option
     })
     .await?;
     // The token as this stream gives it.
-    Ok(done.map(|last| match left {
-        true => Around { start: None, stages: vec![doc! { "$match": { "_id._data": { "$gt": last.as_str() } } }] },
-        false => Around { start: Some(present::after(time)), stages: Vec::new() },
+    Ok(done.map(|last| {
+        if left {
+            Around { start: None, stages: vec![doc! { "$match": { "_id._data": { "$gt": last.as_str() } } }] }
+        } else {
+            Around { start: Some(present::after(time)), stages: Vec::new() }
+        }
     }))
 }
 
