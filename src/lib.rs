@@ -161,8 +161,8 @@ pub use run::settings::Options;
 pub use start::{Start, StartAt};
 pub use status::{State, Status};
 pub use storage::{
-    BoxFuture, CheckpointStorage, Claim, ClaimOutcome, DynCheckpointStorage, Record, Save, SaveOutcome, Source,
-    StartPosition,
+    BoxFuture, CheckpointStorage, Claim, ClaimOutcome, DynCheckpointStorage, Hand, InHand, Record, Save, SaveOutcome,
+    Source, StartPosition,
 };
 pub use subscription::Subscription;
 

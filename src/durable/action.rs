@@ -21,11 +21,12 @@ use crate::metrics;
 use crate::model::{Plan, SubscriptionModel};
 use crate::on_failure::OnFailure;
 use crate::reason::Reason;
+use crate::run::careful::Careful;
 use crate::run::changes::{OnHistoryLost, OnInvalidate};
 use crate::run::deliver::{Deliver, Signals};
 use crate::run::desk::Desk;
 use crate::run::durable::Run;
-use crate::run::failing::{Failing, Parked, PutBy};
+use crate::run::failing::Trouble;
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::Opening;
 use crate::run::policy::{SaveMode, SavePolicy};
@@ -161,6 +162,14 @@ impl<M: SubscriptionModel, S: CheckpointStorage, O> Subscribe<M, S, O> {
             ..Save::new(id.clone(), ownership.clone(), epoch, from.clone().unwrap_or(Checkpoint::Text("".into())))
         };
         let restarted = stored.as_ref().is_some_and(Record::is_at_gap).then_some(0);
+        let careful = stored.as_ref().and_then(Careful::behind);
+        if careful.is_some() {
+            tracing::warn!(
+                subscription = %id,
+                "subscription {id} is careful: its process has died again and again before anything was stored; each event is \
+                 noted in the record before it is handed out, and stored behind"
+            );
+        }
         let saver =
             Saver::new(self.inner.storage.clone(), template, settings.save_mode, settings.quiet_interval, stored);
         let desk = Desk::new(ownership.fence, from.clone(), settings.save.clone(), settings.quiet_interval.is_some());
@@ -189,6 +198,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage, O> Subscribe<M, S, O> {
             work,
             barrier,
             told: true,
+            careful,
             anew: None,
             maybe_seen: MaybeSeen::up_to(repeats_until),
             source,
@@ -196,9 +206,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage, O> Subscribe<M, S, O> {
             taken: None,
             counted: None,
             handed_out: None,
-            put_by: PutBy::default(),
-            failing: Failing::default(),
-            parked: Parked::default(),
+            trouble: Trouble::default(),
             yielded: None,
             signals: Signals::default(),
             opened: None,

@@ -10,7 +10,7 @@ use super::clock::Clock;
 use crate::checkpoint::Kind;
 use crate::error::StorageError;
 use crate::ids::{Epoch, Fence, Ownership, SubscriptionId};
-use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Record, Save, SaveOutcome};
+use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Hand, Record, Save, SaveOutcome};
 
 /// Keeps checkpoints in memory. Clones share one store; it ends with the last of them, and every subscription in it
 /// then starts as if it were new.
@@ -41,6 +41,8 @@ struct Records {
     by_id: BTreeMap<SubscriptionId, Record>,
     /// The last fence given for an id. It outlives the record, since a paused clock cannot tell two claims apart.
     fences: BTreeMap<SubscriptionId, Fence>,
+    /// Whose end the last claim has counted.
+    accused: BTreeMap<SubscriptionId, Option<Fence>>,
 }
 
 impl MemoryCheckpointStorage {
@@ -70,7 +72,7 @@ impl CheckpointStorage for MemoryCheckpointStorage {
 
     async fn claim(&self, claim: &Claim) -> Result<ClaimOutcome, StorageError> {
         let now = self.now();
-        let Records { by_id, fences } = &mut *self.records();
+        let Records { by_id, fences, accused } = &mut *self.records();
         if let Some(expected) = &claim.expect {
             let Some(record) = by_id.get(&claim.id) else { return Ok(ClaimOutcome::Gone) };
             if record.ownership.as_ref() != Some(expected) {
@@ -84,6 +86,11 @@ impl CheckpointStorage for MemoryCheckpointStorage {
             }
         }
         let record = by_id.entry(claim.id.clone()).or_insert_with(|| Record::empty(claim.id.clone()));
+        let is_own = record.ownership.as_ref().is_some_and(|ownership| ownership.owner == claim.owner);
+        if claim.expect.is_none() && !is_own {
+            let over = count_end(record);
+            accused.insert(claim.id.clone(), over);
+        }
         let stored = record.ownership.as_ref().map(|ownership| ownership.fence);
         let last = fences.get(&claim.id).copied().max(stored);
         let fence = Fence(last.map_or(now, |last| now.max(last.0 + 1)));
@@ -114,6 +121,14 @@ impl CheckpointStorage for MemoryCheckpointStorage {
         if is_beyond(record, save) {
             return Ok(SaveOutcome::NotAhead);
         }
+        match &save.hand {
+            Hand::Unsaid => {}
+            Hand::Empty => record.in_hand = None,
+            Hand::Holds(in_hand) => {
+                record.in_hand = Some(in_hand.clone());
+                return Ok(SaveOutcome::Saved { at: record.saved_at });
+            }
+        }
         record.position = Some(save.position.clone());
         record.kind = Some(save.kind);
         record.epoch = Some(save.epoch);
@@ -134,9 +149,36 @@ impl CheckpointStorage for MemoryCheckpointStorage {
         Ok(may && by_id.remove(id).is_some())
     }
 
+    async fn not_dead(&self, id: &SubscriptionId, superseded: &Ownership) -> Result<(), StorageError> {
+        let Records { by_id, accused, .. } = &mut *self.records();
+        if let Some(record) = by_id.get_mut(id)
+            && accused.get_mut(id).is_some_and(|fence| fence.take_if(|fence| *fence == superseded.fence).is_some())
+        {
+            record.unclean_ends = record.unclean_ends.saturating_sub(1);
+            if let Some(in_hand) = &mut record.in_hand {
+                in_hand.deaths = in_hand.deaths.saturating_sub(1);
+            }
+        }
+        Ok(())
+    }
+
     async fn list(&self) -> Result<Vec<String>, StorageError> {
         Ok(self.records().by_id.keys().map(ToString::to_string).collect())
     }
+}
+
+/// Counts how the owner of the record ended, before another one takes it. Answers whose end it was, if it may be taken back.
+fn count_end(record: &mut Record) -> Option<Fence> {
+    let Some(before) = record.ownership.as_ref().filter(|_| !record.clean) else {
+        record.unclean_ends = 0;
+        return None;
+    };
+    let has_stored = record.saved_at > record.claimed_at;
+    record.unclean_ends = if has_stored { 0 } else { record.unclean_ends.saturating_add(1) };
+    if let Some(in_hand) = &mut record.in_hand {
+        in_hand.deaths = in_hand.deaths.saturating_add(1);
+    }
+    Some(before.fence)
 }
 
 /// Whether what is stored lies beyond what is to be saved.

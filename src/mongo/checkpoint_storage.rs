@@ -161,6 +161,16 @@ impl CheckpointStorage for MongoCheckpointStorage {
         Ok(deleted.deleted_count > 0)
     }
 
+    async fn not_dead(&self, id: &SubscriptionId, superseded: &Ownership) -> Result<(), StorageError> {
+        let (records, mut filter) = (self.records.clone(), by_id(id));
+        filter.insert("mongosub.over", superseded.fence.0);
+        let update = async move {
+            let update = records.update_one(filter, record_pipeline::not_dead());
+            update.write_concern(majority()).collation(simple()).await
+        };
+        call(DEADLINE, update).await.map(|_| ()).map_err(|error| self.error(&error, WRITE))
+    }
+
     async fn list(&self) -> Result<Vec<String>, StorageError> {
         let records = self.records.clone_with_type::<Id>();
         let find = async move {

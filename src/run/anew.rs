@@ -103,7 +103,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
                 self.go_back(record);
                 None
             }
-            Ok(ClaimOutcome::Superseded { owner, since }) => Some(Goal::Stop(Reason::Superseded { owner, since })),
+            Ok(ClaimOutcome::Superseded { owner, since }) => {
+                Some(self.lost(Lost::Stop(Reason::Superseded { owner, since }), None))
+            }
             Ok(ClaimOutcome::Gone) => Some(Goal::Stop(Reason::Deleted)),
             Err(error @ (StorageError::Unreadable { .. } | StorageError::Refused { .. })) => {
                 Some(self.lost(Lost::Stall(error.reason()), None))
@@ -158,7 +160,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         let fence = self.ownership.fence;
         let to = from.as_ref().map_or(0, |from| from.seq);
         self.core.board.count(|status| {
-            deliver.put_by.undo(to, undone, status);
+            deliver.trouble.put_by.undo(to, undone, status);
             status.fence = fence;
             status.position = from.map(|from| from.position);
         });

@@ -3,6 +3,7 @@
 pub(crate) mod anew;
 pub(crate) mod announce;
 pub(crate) mod barrier;
+pub(crate) mod careful;
 pub(crate) mod changes;
 pub(crate) mod core;
 pub(crate) mod deliver;
@@ -13,6 +14,7 @@ pub(crate) mod hand_out;
 pub(crate) mod identity;
 pub(crate) mod maybe_seen;
 pub(crate) mod open;
+pub(crate) mod parking;
 pub(crate) mod policy;
 pub(crate) mod progress;
 pub(crate) mod pull;

@@ -86,6 +86,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             if let Some(wanted) = self.core.saver.outstanding(&view).map(|mark| mark.seq) {
                 self.core.saver.hurry(wanted);
             }
+            self.core.saver.empty_hand();
             if let Goal::Stop(_) = goal {
                 self.mark_clean();
             }

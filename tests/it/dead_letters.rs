@@ -720,27 +720,29 @@ async fn a_handler_that_is_lost_with_each_failure_gets_past_it_and_what_it_kept_
     }
 }
 
+struct Refusing(Keeping, Arc<Mutex<bool>>);
+
+impl Handler for Refusing {
+    async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
+        match key_of(&delivery) {
+            1 => Err(Failure::dead_letter("poisoned")),
+            2 => Err(Failure::skip("not wanted")),
+            _ => self.0.handle(delivery).await,
+        }
+    }
+
+    async fn flush(&mut self, through: Checkpoint) -> Result<Checkpoint, Failure> {
+        if std::mem::take(&mut *self.1.lock().unwrap()) {
+            return Err("not now".into());
+        }
+        self.0.flush(through).await
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_run_that_begins_anew_counts_what_comes_again_once() {
     let lot = Lot::new();
     let refuse = Arc::new(Mutex::new(false));
-    struct Refusing(Keeping, Arc<Mutex<bool>>);
-    impl Handler for Refusing {
-        async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
-            match key_of(&delivery) {
-                1 => Err(Failure::dead_letter("poisoned")),
-                2 => Err(Failure::skip("not wanted")),
-                _ => self.0.handle(delivery).await,
-            }
-        }
-
-        async fn flush(&mut self, through: Checkpoint) -> Result<Checkpoint, Failure> {
-            if std::mem::take(&mut *self.1.lock().unwrap()) {
-                return Err("not now".into());
-            }
-            self.0.flush(through).await
-        }
-    }
     let flushed = Arc::<Mutex<Vec<i32>>>::default();
     let (notes, refuses) = (flushed.clone(), refuse.clone());
     let factory = move || Refusing(Keeping { kept: Vec::new(), flushed: notes.clone() }, refuses.clone());
@@ -759,27 +761,29 @@ async fn a_run_that_begins_anew_counts_what_comes_again_once() {
     assert_eq!(lot.letters_of(1).await.len(), 3);
 }
 
+struct Flushing(Arc<Mutex<Vec<&'static str>>>, bool);
+
+impl Handler for Flushing {
+    async fn claimed(&mut self, _: Option<Checkpoint>, _: mongosub::Hold) -> Result<(), Failure> {
+        self.0.lock().unwrap().push("claimed");
+        Ok(())
+    }
+    async fn handle(&mut self, _: Delivery) -> Result<(), Failure> {
+        self.0.lock().unwrap().push("handled");
+        Ok(())
+    }
+    async fn flush(&mut self, through: Checkpoint) -> Result<Checkpoint, Failure> {
+        self.0.lock().unwrap().push("flushed");
+        if self.1 { Ok(through) } else { Err("not now".into()) }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_letter_is_removed_when_a_handler_that_keeps_effects_back_has_flushed_it() {
     let lot = Lot::new();
     let subscription = lot.subscribe().await;
     lot.world.insert(1);
     until_settled(&subscription, 1).await;
-    struct Flushing(Arc<Mutex<Vec<&'static str>>>, bool);
-    impl Handler for Flushing {
-        async fn claimed(&mut self, _: Option<Checkpoint>, _: mongosub::Hold) -> Result<(), Failure> {
-            self.0.lock().unwrap().push("claimed");
-            Ok(())
-        }
-        async fn handle(&mut self, _: Delivery) -> Result<(), Failure> {
-            self.0.lock().unwrap().push("handled");
-            Ok(())
-        }
-        async fn flush(&mut self, through: Checkpoint) -> Result<Checkpoint, Failure> {
-            self.0.lock().unwrap().push("flushed");
-            if self.1 { Ok(through) } else { Err("not now".into()) }
-        }
-    }
     let calls = Arc::<Mutex<Vec<_>>>::default();
     let retried = lot.subscriptions.retry(ID, &key(1), Flushing(calls.clone(), false)).await.unwrap();
     assert_eq!((retried.handled, &retried.failed.unwrap().error[..]), (0, &["not now".to_owned()][..]));

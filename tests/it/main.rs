@@ -4,6 +4,7 @@
 
 mod barrier;
 mod batches;
+mod careful;
 mod changes;
 mod crash;
 mod dead_letter_storage;

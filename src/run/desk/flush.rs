@@ -90,7 +90,7 @@ impl Desk {
         inner.in_hand = None;
         inner.held_since = None;
         (inner.flush_wanted, inner.save_after_flush) = (false, false);
-        (inner.left, inner.jumped) = (Vec::new(), None);
+        (inner.left, inner.jumped, inner.to_note) = (Vec::new(), None, None);
         inner.progress.go_back(start.clone());
         inner.policy = Policy::new(save, saves_quiet, start);
         if held {

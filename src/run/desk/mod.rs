@@ -4,6 +4,7 @@
 mod flush;
 mod hold;
 mod jump;
+mod note;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,6 +16,7 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::ids::Fence;
 use crate::run::policy::{Policy, SavePolicy};
 use crate::run::progress::{Mark, Progress};
+use crate::storage;
 
 #[derive(Debug)]
 pub(crate) struct Desk {
@@ -47,6 +49,9 @@ struct Inner {
     /// The saver has been woken for a save that was asked for, and has not sent one since.
     told: bool,
     woken: bool,
+    /// The event that is to be noted in the record, by the number of its note; and how many there were.
+    to_note: Option<(u64, storage::InHand)>,
+    notes: u64,
     /// The handler asks for a save of everything that may be stored.
     save_requested: bool,
     /// The handler is to flush what may be stored.
@@ -88,6 +93,8 @@ pub(crate) struct Gate {
     pub(crate) closed: bool,
     /// The newest stored position of this run, by its number.
     pub(crate) stored: u64,
+    /// The newest event in hand that is noted in the record, by the number of its note.
+    pub(crate) noted: u64,
 }
 
 /// What the saver sees at one moment.
@@ -106,6 +113,8 @@ pub(crate) struct View {
     pub(crate) seen: Option<(u32, Arc<str>)>,
     /// A jump that is not stored yet, and the number of its position.
     pub(crate) jumped: Option<(u64, Arc<Jump>)>,
+    /// An event that is to be noted in the record, and the number of the note.
+    pub(crate) to_note: Option<(u64, storage::InHand)>,
     pub(crate) held: Option<HeldBack>,
 }
 
@@ -134,6 +143,8 @@ impl Desk {
             watched: false,
             told: false,
             woken: false,
+            to_note: None,
+            notes: 0,
             save_requested: false,
             flush_wanted: false,
             save_after_flush: false,
@@ -284,6 +295,7 @@ impl Desk {
             in_hand: inner.in_hand.clone(),
             seen: inner.seen.clone(),
             jumped: inner.jumped.clone(),
+            to_note: inner.to_note.clone(),
         }
     }
 
@@ -304,7 +316,7 @@ impl Desk {
         inner.policy.saved(mark.events);
         inner.jumped.take_if(|(seq, _)| *seq <= mark.seq);
         drop(inner);
-        self.gate.send_replace(Gate { closed: false, stored: mark.seq });
+        self.gate.send_modify(|gate| (gate.closed, gate.stored) = (false, mark.seq));
     }
 
     /// Whether the handler has asked for a save since the last call.

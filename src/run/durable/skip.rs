@@ -14,8 +14,8 @@ use crate::reason::Reason;
 use crate::run::core::Turn;
 use crate::run::deliver::is_beyond;
 use crate::run::desk::Jump;
-use crate::run::failing::Parked;
 use crate::run::open::Opening;
+use crate::run::parking::Parked;
 use crate::run::skip::{Skip, Unfit};
 use crate::run::skip_letters::Keeping;
 use crate::status::{Phase, State};
@@ -93,7 +93,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         let (id, epoch) = (deliver.id.clone(), Epoch(deliver.epoch.0 + epochs));
         let Opening { model, plan, .. } = deliver.opening.clone();
         // The documents that have dead letters now are asked for anew.
-        deliver.parked = Parked::default();
+        deliver.trouble.parked = Parked::default();
         let keeping = Keeping { model, plan, storage, id, epoch };
         let kept = keeping.keep(&from, skip);
         let late =

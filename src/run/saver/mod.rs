@@ -20,7 +20,7 @@ use crate::run::policy::SaveMode;
 use crate::run::progress::Mark;
 use crate::run::repeats::Repeats;
 use crate::status::Board;
-use crate::storage::{CheckpointStorage, Record, Save, SaveOutcome};
+use crate::storage::{CheckpointStorage, Hand, Record, Save, SaveOutcome};
 
 /// Between the answer to a write and the next write, in [`SaveMode::WriteBehind`].
 const SPACING: Duration = Duration::from_millis(10);
@@ -47,6 +47,10 @@ pub(crate) struct Saver<S> {
     frozen: bool,
     /// Once more the stored position, with the note that the run ended cleanly.
     clean: bool,
+    /// The record holds a note of an event in hand.
+    noted: bool,
+    /// No event is in hand: the record shall say so.
+    empties_hand: bool,
     /// With a start that could not, or was not to be, recorded: nothing is stored before an event is.
     recorded: bool,
     /// Quiet writes wait until the save policy has stored an event, for the same starts.
@@ -67,6 +71,7 @@ struct Write {
     mark: Mark,
     why: Why,
     clean: bool,
+    empties_hand: bool,
     task: JoinHandle<Result<SaveOutcome, StorageError>>,
 }
 
@@ -75,6 +80,8 @@ enum Why {
     Wanted,
     Quiet,
     Clean,
+    /// The position as it is stored, with a note of the event in hand by its number.
+    Note(u64),
 }
 
 impl<S: CheckpointStorage> Saver<S> {
@@ -87,6 +94,7 @@ impl<S: CheckpointStorage> Saver<S> {
     ) -> Self {
         let now = Instant::now();
         let recorded = stored.is_some();
+        let noted = stored.as_ref().is_some_and(|record| record.in_hand.is_some());
         let resumed = stored.and_then(|record| as_stored(&template, record));
         Self {
             storage,
@@ -100,6 +108,8 @@ impl<S: CheckpointStorage> Saver<S> {
             urgent: None,
             frozen: false,
             clean: false,
+            noted,
+            empties_hand: false,
             recorded,
             quiet_allowed: recorded,
             last_sent: now,
@@ -173,6 +183,11 @@ impl<S: CheckpointStorage> Saver<S> {
         self.frozen
     }
 
+    /// The run rests or ends, and no event is in hand: a note that says otherwise has to go.
+    pub(crate) fn empty_hand(&mut self) {
+        self.empties_hand = self.noted;
+    }
+
     /// The run ends with everything it delivered stored: the record shall say so.
     pub(crate) fn mark_clean(&mut self) {
         self.clean = true;
@@ -186,6 +201,10 @@ impl<S: CheckpointStorage> Saver<S> {
             && let Some(up_to) = self.outstanding(&view).map(|mark| mark.seq)
         {
             self.hurry(up_to);
+        }
+        if let (Some((number, _)), None) = (&view.to_note, &self.stored) {
+            // With nothing stored there is nothing to note it beside.
+            desk.noted(*number);
         }
         if self.awaits_flush(&view, now) {
             desk.want_flush();
@@ -210,17 +229,21 @@ impl<S: CheckpointStorage> Saver<S> {
             None => return soonest(None),
         };
         desk.sending();
-        let save = self.save(&mark, &view);
-        let storage = self.storage.clone();
+        let mut save = self.save(&mark, &view);
+        if let (Why::Note(_), Some((_, in_hand))) = (why, &view.to_note) {
+            (self.noted, self.empties_hand) = (true, false);
+            save.hand = Hand::Holds(in_hand.clone());
+        }
+        let (storage, empties_hand) = (self.storage.clone(), save.hand == Hand::Empty);
         let task = tokio::spawn(async move { storage.save(&save).await });
         self.last_sent = now;
-        self.in_flight = Some(Write { mark, why, clean: self.clean, task });
+        self.in_flight = Some(Write { mark, why, clean: self.clean, empties_hand, task });
         patience_ends
     }
 
     fn save(&mut self, mark: &Mark, view: &View) -> Save {
         if let Some(resumed) = self.resumed.as_ref().filter(|_| mark.seq == 0) {
-            return Save { clean: self.clean, ..resumed.clone() };
+            return Save { clean: self.clean, hand: self.hand(view), ..resumed.clone() };
         }
         let jump = view.jumped.as_ref().filter(|(seq, _)| *seq <= mark.seq).map(|(_, jump)| jump);
         if let Some(jump) = jump {
@@ -246,8 +269,14 @@ impl<S: CheckpointStorage> Saver<S> {
             kind: mark.kind,
             clean: self.clean,
             note: jump.map(|jump| jump.note.clone()),
+            hand: self.hand(view),
             ..self.template.clone()
         }
+    }
+
+    /// Once the event that was noted is in hand no more, a save says so.
+    fn hand(&self, view: &View) -> Hand {
+        if self.noted && view.in_hand.is_none() { Hand::Empty } else { Hand::Unsaid }
     }
 
     fn give_up_waiting(&mut self, desk: &Desk, board: &Board) {
@@ -282,12 +311,20 @@ impl<S: CheckpointStorage> Saver<S> {
         desk: &Desk,
         board: &Board,
     ) -> Result<(), Lost> {
-        let Some(Write { mark, why, clean, .. }) = self.in_flight.take() else { return Ok(()) };
+        let Some(Write { mark, why, clean, empties_hand, .. }) = self.in_flight.take() else { return Ok(()) };
         self.last_answer = Some(Instant::now());
         if matches!(outcome, Ok(SaveOutcome::Saved { .. } | SaveOutcome::NotAhead)) && clean {
             self.clean = false;
         }
+        if matches!(outcome, Ok(SaveOutcome::Saved { .. })) && empties_hand {
+            (self.noted, self.empties_hand) = (false, false);
+        }
         match outcome {
+            Ok(SaveOutcome::Saved { .. } | SaveOutcome::NotAhead) if let Why::Note(number) = why => {
+                desk.noted(number);
+                self.went_well(board);
+                Ok(())
+            }
             Ok(SaveOutcome::Saved { at }) => {
                 let jump = desk.view().jumped.filter(|(seq, _)| *seq <= mark.seq);
                 board.count(|status| {
@@ -313,22 +350,26 @@ impl<S: CheckpointStorage> Saver<S> {
 
     fn stored_now(&mut self, mark: Mark, why: Why, desk: &Desk, board: &Board) {
         debug!(subscription = %self.template.id, position = %mark.position, "checkpoint stored");
-        self.answered = Instant::now();
         self.wanted_since = None;
-        self.retry_at = None;
-        self.backoff.reset();
         self.quiet_failures = 0;
-        self.last_error = None;
-        self.repeats.reset();
+        self.went_well(board);
         if why == Why::Wanted && mark.events > 0 {
             self.recorded = true;
             self.quiet_allowed = true;
         }
         board.count(|status| status.saved = Some(mark.position.clone()));
-        board.set(|conditions| conditions.storage = None);
         desk.saved(&mark);
         self.urgent = self.urgent.filter(|urgent| *urgent > mark.seq);
         self.stored = Some(mark);
+    }
+
+    /// The storage has answered.
+    fn went_well(&mut self, board: &Board) {
+        self.answered = Instant::now();
+        (self.retry_at, self.last_error) = (None, None);
+        self.backoff.reset();
+        self.repeats.reset();
+        board.set(|conditions| conditions.storage = None);
     }
 
     fn failed(&mut self, error: &StorageError, mark: &Mark, why: Why, board: &Board) -> Result<(), Lost> {
