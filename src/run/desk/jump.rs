@@ -39,7 +39,7 @@ impl Desk {
         inner.policy.jump(&mark);
         inner.given_up.take_if(|given_up| !given_up.is_beyond(&mark.position));
         (inner.flush_wanted, inner.save_after_flush, inner.held_since) = (false, false, None);
-        inner.left.clear();
+        (inner.left, inner.seen) = (Vec::new(), None);
         inner.jumped = Some((mark.seq, Arc::new(jump)));
         self.tell(inner, true);
         mark.seq
