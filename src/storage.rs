@@ -2,6 +2,7 @@
 
 mod boxed;
 mod hand;
+mod order;
 
 use bson::{DateTime, Timestamp};
 
@@ -90,7 +91,8 @@ pub trait CheckpointStorage: Clone + Send + Sync + 'static {
     /// Nothing is lost by dropping it.
     fn list(&self) -> impl Future<Output = Result<Vec<String>, StorageError>> + Send;
 
-    /// Takes back what a claim has counted against the owner before it, who lives and says so. Default: it stays counted.
+    /// Takes back, once, what the last claim has counted against this owner, who lives and says so. Whoever's end was not
+    /// the one counted, and a record that is gone, are left alone.
     ///
     /// # Errors
     /// [`StorageError`] when it could not be written; nobody insists on it.
@@ -101,10 +103,7 @@ pub trait CheckpointStorage: Clone + Send + Sync + 'static {
         &self,
         id: &SubscriptionId,
         superseded: &Ownership,
-    ) -> impl Future<Output = Result<(), StorageError>> + Send {
-        let _ = (id, superseded);
-        async { Ok(()) }
-    }
+    ) -> impl Future<Output = Result<(), StorageError>> + Send;
 
     /// The collections this storage writes to, so that a scope around them can leave them out.
     fn namespaces(&self) -> Vec<Namespace> {

@@ -118,7 +118,7 @@ impl CheckpointStorage for MemoryCheckpointStorage {
             let owner = record.ownership.as_ref().map(|ownership| ownership.owner.clone());
             return Ok(SaveOutcome::Superseded { owner, since: record.claimed_at });
         }
-        if is_beyond(record, save) {
+        if record.is_beyond(save) {
             return Ok(SaveOutcome::NotAhead);
         }
         match &save.hand {
@@ -179,16 +179,4 @@ fn count_end(record: &mut Record) -> Option<Fence> {
         in_hand.deaths = in_hand.deaths.saturating_add(1);
     }
     Some(before.fence)
-}
-
-/// Whether what is stored lies beyond what is to be saved.
-fn is_beyond(record: &Record, save: &Save) -> bool {
-    match record.epoch {
-        Some(epoch) if epoch == save.epoch => record.position.as_ref().is_some_and(|stored| {
-            // Text has no order: any is an advance.
-            stored.position_cmp(&save.position).is_some_and(std::cmp::Ordering::is_gt)
-        }),
-        Some(epoch) => epoch > save.epoch,
-        None => false,
-    }
 }

@@ -18,7 +18,7 @@ use super::storage_error::{Need, is_duplicate_key, storage_error};
 use crate::error::StorageError;
 use crate::ids::{Namespace, Ownership, SubscriptionId};
 use crate::model::Deployment;
-use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Record, Save, SaveOutcome};
+use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Hand, Record, Save, SaveOutcome};
 
 /// How long one operation is waited for, and how long the server works at it.
 pub(super) const DEADLINE: Duration = Duration::from_secs(10);
@@ -144,7 +144,11 @@ impl CheckpointStorage for MongoCheckpointStorage {
             let (owner, since) = (record.ownership.map(|now| now.owner), record.claimed_at);
             return Ok(SaveOutcome::Superseded { owner, since });
         }
-        if record.epoch == Some(save.epoch) && record.position.as_ref() == Some(&save.position) {
+        let is_stored = match &save.hand {
+            Hand::Holds(in_hand) => record.in_hand.as_ref() == Some(in_hand) && !record.is_beyond(save),
+            _ => record.epoch == Some(save.epoch) && record.position.as_ref() == Some(&save.position),
+        };
+        if is_stored {
             return Ok(SaveOutcome::Saved { at: record.saved_at });
         }
         Ok(SaveOutcome::NotAhead)

@@ -52,10 +52,11 @@ fn count_end(claim: &Claim) -> Document {
     let is_own = doc! { "$eq": ["$mongosub.owner", literal(claim.owner.as_str())] };
     let is_well = any([is_missing("$mongosub.fence"), doc! { "$eq": ["$mongosub.clean", true] }]);
     let has_stored = doc! { "$gt": ["$mongosub.savedAt", "$mongosub.claimedAt"] };
-    let one_more = doc! { "$add": [{ "$ifNull": ["$mongosub.uncleanEnds", 0] }, 1] };
-    let died = doc! { "$mergeObjects": ["$mongosub.inHand", { "deaths": { "$add": ["$mongosub.inHand.deaths", 1] } }] };
+    // Never so many that the record could not be read any more.
+    let one_more = |path: &str| doc! { "$min": [{ "$add": [{ "$ifNull": [path, 0] }, 1] }, LARGEST] };
+    let died = doc! { "$mergeObjects": ["$mongosub.inHand", { "deaths": one_more("$mongosub.inHand.deaths") }] };
     let counted = doc! { "$mergeObjects": [
-        { UNCLEAN_ENDS: { "$cond": [has_stored, 0, one_more] }, OVER: "$mongosub.fence" },
+        { UNCLEAN_ENDS: { "$cond": [has_stored, 0, one_more("$mongosub.uncleanEnds")] }, OVER: "$mongosub.fence" },
         { "$cond": [has("$mongosub.inHand"), { IN_HAND: died }, {}] },
     ] };
     let well = literal(doc! { UNCLEAN_ENDS: 0, OVER: 0 });

@@ -26,7 +26,8 @@ pub enum Hand {
     /// Nothing.
     #[default]
     Unsaid,
-    /// This event is handed out now. Nothing else of the record changes: neither its position nor when it was stored.
+    /// This event is handed out now. Nothing else of the record changes: neither its position, which the save brings as it
+    /// is stored, nor when it was stored.
     Holds(InHand),
     /// No event is.
     Empty,
