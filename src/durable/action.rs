@@ -36,7 +36,7 @@ use crate::run::start::{InTheWay, Started, Starting};
 use crate::run::window;
 use crate::run::work::Work;
 use crate::start::StartAt;
-use crate::status::{Board, State, Status};
+use crate::status::{Board, Status};
 use crate::storage::{BoxFuture, CheckpointStorage, Record, Save};
 use crate::subscription::Subscription;
 
@@ -163,13 +163,6 @@ impl<M: SubscriptionModel, S: CheckpointStorage, O> Subscribe<M, S, O> {
         };
         let restarted = stored.as_ref().is_some_and(Record::is_at_gap).then_some(0);
         let careful = stored.as_ref().and_then(Careful::behind);
-        if careful.is_some() {
-            tracing::warn!(
-                subscription = %id,
-                "subscription {id} is careful: its process has died again and again before anything was stored; each event is \
-                 noted in the record before it is handed out, and stored behind"
-            );
-        }
         let saver =
             Saver::new(self.inner.storage.clone(), template, settings.save_mode, settings.quiet_interval, stored);
         let desk = Desk::new(ownership.fence, from.clone(), settings.save.clone(), settings.quiet_interval.is_some());
@@ -213,15 +206,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage, O> Subscribe<M, S, O> {
             settings,
         };
         if let Some(interval) = quiet_interval {
-            let look = window::warn_when_short(id.clone(), self.inner.model.clone(), interval);
-            // It ends with the run, whose handles and tasks hold the other ends of its status.
-            let mut status = board.subscribe();
-            tokio::spawn(async move {
-                tokio::select! {
-                    () = look => {}
-                    _ = status.wait_for(|status| matches!(status.state, State::Stopped(_))) => {}
-                }
-            });
+            window::look_beside(&board, id.clone(), self.inner.model.clone(), interval);
         }
         let (commands, receiver) = mpsc::unbounded_channel();
         let subscription = Subscription::new(id, commands, &board, hold);

@@ -25,13 +25,13 @@ use crate::subscription::Subscription;
 /// A `next()` that is dropped loses nothing.
 pub struct Deliveries {
     subscription: Subscription,
-    deliveries: mpsc::Receiver<Pulled>,
+    pulled: mpsc::Receiver<Pulled>,
     demand: Arc<Notify>,
 }
 
 impl Deliveries {
-    pub(super) fn new(subscription: Subscription, deliveries: mpsc::Receiver<Pulled>, demand: Arc<Notify>) -> Self {
-        Self { subscription, deliveries, demand }
+    pub(super) fn new(subscription: Subscription, pulled: mpsc::Receiver<Pulled>, demand: Arc<Notify>) -> Self {
+        Self { subscription, pulled, demand }
     }
 
     /// The running subscription: its status, pause, resume and shutdown.
@@ -44,7 +44,7 @@ impl Stream for Deliveries {
     type Item = Pulled;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Pulled>> {
-        let polled = self.deliveries.poll_recv(context);
+        let polled = self.pulled.poll_recv(context);
         if polled.is_pending() {
             self.demand.notify_one();
         }
@@ -54,7 +54,7 @@ impl Stream for Deliveries {
 
 impl Drop for Deliveries {
     fn drop(&mut self) {
-        self.deliveries.close();
+        self.pulled.close();
         self.subscription.begin_shutdown();
     }
 }

@@ -25,10 +25,18 @@ pub(crate) struct Careful {
 }
 
 impl Careful {
-    /// Whether a run behind this record has to be careful.
+    /// Whether a run behind this record has to be careful; if so, it is said.
     pub(crate) fn behind(record: &Record) -> Option<Self> {
-        let is_due = record.unclean_ends >= ENDS || record.in_hand.is_some();
-        is_due.then(|| Self { suspect: record.in_hand.clone() })
+        if record.unclean_ends < ENDS && record.in_hand.is_none() {
+            return None;
+        }
+        let id = &record.id;
+        warn!(
+            subscription = %id,
+            "subscription {id} is careful: its process has died again and again before anything was stored; each event is \
+             noted in the record before it is handed out, and stored behind"
+        );
+        Some(Self { suspect: record.in_hand.clone() })
     }
 }
 

@@ -29,6 +29,7 @@ pub(crate) struct Desk {
 }
 
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own, and they go together in every way")]
 struct Inner {
     fence: Fence,
     progress: Progress,
@@ -282,10 +283,9 @@ impl Desk {
     pub(crate) fn view(&self) -> View {
         let inner = self.inner();
         View {
-            held: inner.held_since.map(|since| HeldBack {
-                since,
-                durable: inner.policy.held().flatten().map(|mark| mark.position.clone()),
-            }),
+            held: inner
+                .held_since
+                .map(|since| HeldBack { since, durable: inner.policy.declared().map(|mark| mark.position.clone()) }),
             safe: inner.progress.safe().cloned(),
             storable: inner.policy.storable().cloned(),
             flushed: inner.policy.flushed_up_to().cloned(),
