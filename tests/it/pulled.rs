@@ -106,8 +106,8 @@ async fn a_delivery_that_nobody_waits_for_is_in_nobodys_hand() {
 async fn a_next_that_is_dropped_loses_nothing() {
     let world = World::new();
     let mut deliveries = world.subscriptions.stream(ID).await.unwrap();
-    for key in 1..=20 {
-        let _ = tokio::time::timeout(Duration::from_micros(700 * (key as u64 % 4)), deliveries.next()).await;
+    for key in 1..=20_i32 {
+        let _ = tokio::time::timeout(Duration::from_micros(700) * (key.unsigned_abs() % 4), deliveries.next()).await;
         world.insert(key);
         tokio::task::yield_now().await;
         let pulled = deliveries.next().await.unwrap();

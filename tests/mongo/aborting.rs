@@ -92,8 +92,8 @@ async fn aborts(fixture: Fixture, stops: bool) -> anyhow::Result<()> {
     let last_word = loop {
         let mut process = Child::start("aborting", &life);
         let word = loop {
-            let Some(line) = process.line().await else { break None };
-            match serde_json::from_str(&line)? {
+            let Some(said) = process.line().await else { break None };
+            match serde_json::from_str(&said)? {
                 Word::Handling(id) => handed_out.push(id),
                 word => break Some(word),
             }

@@ -33,8 +33,8 @@ fn changed(reason: Option<&Reason>) -> (String, String) {
     }
 }
 
-fn refused(error: Option<SubscribeError>) -> Reason {
-    error.as_ref().and_then(SubscribeError::reason).cloned().expect("a reason")
+fn refused(error: Option<&SubscribeError>) -> Reason {
+    error.and_then(SubscribeError::reason).cloned().expect("a reason")
 }
 
 /// The same database in another set, with its checkpoints where they were.
@@ -60,7 +60,7 @@ async fn second_set(Fixture { database, .. }: &Fixture) -> anyhow::Result<()> {
             insert(&things(&there), [1]).await?;
         }
         let before = record(database, "moved").await?;
-        let reason = refused(moved.subscribe("moved", seen.handler()).await.err());
+        let reason = refused(moved.subscribe("moved", seen.handler()).await.err().as_ref());
         let (was, is) = changed(Some(&reason));
         println!("changes: a second replica set: it was {was}, it is {is}");
         assert_eq!((was.contains("UUID"), is.contains("no collection")), (same_name, same_name && !exists));
@@ -83,7 +83,7 @@ async fn older_copy(database: &Database) -> anyhow::Result<()> {
     let change = doc! { "$set": { "operationTime": ahead }, "$unset": { "resumeToken": 1 } };
     records.update_one(doc! { "_id": "older" }, change).await?;
     let began = std::time::Instant::now();
-    let reason = refused(subscriptions.subscribe("older", seen.handler()).await.err());
+    let reason = refused(subscriptions.subscribe("older", seen.handler()).await.err().as_ref());
     let (was, is) = changed(Some(&reason));
     assert!(was.contains(&format!("{}.1", ahead.time)) && is.contains("present"), "{was}; {is}");
     assert!(began.elapsed().as_secs() >= 29, "a member may lag: it is asked for 30 s");
@@ -103,7 +103,7 @@ async fn quiet_position(Fixture { database, .. }: &Fixture) -> anyhow::Result<()
     subscription.pause().await?;
     subscription.shutdown().await?;
     let moved = DurableSubscriptions::new(ChangeStreamModel::database(&there), storage(database));
-    let reason = refused(moved.subscribe("quiet", seen.handler()).await.err());
+    let reason = refused(moved.subscribe("quiet", seen.handler()).await.err().as_ref());
     changed(Some(&reason));
     // By hand nothing is skipped there either.
     let stored = record(database, "quiet").await?.and_then(|record| record.position).expect("a position");
