@@ -37,8 +37,9 @@ pub enum Reason {
         /// What the storage or the network said.
         message: String,
     },
-    /// The handler fails for the event in hand. Goes on by itself.
-    #[error("the handler has failed {attempts} times for the event at {position} ({error}); it is tried again")]
+    /// The handler fails for the event in hand. Goes on by itself, unless it has stalled: the process died of the event
+    /// again and again, and the failure policy knows no end.
+    #[error("the handler has failed {attempts} times for the event at {position} ({error})")]
     HandlerFailing {
         /// The event in hand.
         position: Checkpoint,

@@ -236,3 +236,25 @@ async fn a_careful_run_hands_out_one_at_a_time_until_it_is_past_what_came_before
     let holds = |save: &&crate::support::Saved| matches!(save.hand, Hand::Holds(_));
     assert_eq!(world.storage.sent().iter().filter(holds).count(), 5);
 }
+
+#[tokio::test(start_paused = true)]
+async fn care_ends_behind_the_event_that_killed_and_behind_ten_thousand_that_did_not() {
+    let (world, killer, _) = world_with_a_killer().await;
+    let world = deaths(world, &killer, 4).await;
+    world.inserts(6..=50);
+    let subscription = world.action().save_every(1000).await.unwrap();
+    until_settled(&subscription, 48).await;
+    let holds = |world: &World| world.storage.sent().iter().filter(|save| matches!(save.hand, Hand::Holds(_))).count();
+    assert_eq!(holds(&world), 1, "the one that killed, and nothing behind it");
+    assert_eq!(world.record().await.unwrap().in_hand, None);
+    drop(subscription);
+
+    let (world, killer, _) = world_with_a_killer().await;
+    let world = deaths(world, &killer, 3).await;
+    world.inserts(6..=10_100);
+    let subscription = world.action().save_every(1000).await.unwrap();
+    until_settled(&subscription, 10_100).await;
+    assert_eq!(holds(&world), 10_000);
+    assert_eq!(subscription.shutdown().await.unwrap(), world.stored().await);
+    assert!(world.record().await.unwrap().in_hand.is_none());
+}
