@@ -1,13 +1,13 @@
 //! Holds the newest position that is to be stored and writes it: one write in flight, forward only. It knows the
 //! storage's seam and the clock, not the handler: a failing write is retried alone.
 
+mod answer;
 mod next;
 
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tracing::{debug, warn};
 
 use crate::backoff::Backoff;
 use crate::checkpoint::Kind;
@@ -299,102 +299,6 @@ impl<S: CheckpointStorage> Saver<S> {
                 .await
                 .unwrap_or_else(|error| Err(StorageError::Unavailable { message: format!("the save ended: {error}") })),
         }
-    }
-
-    /// Takes in the outcome of the write in flight.
-    ///
-    /// # Errors
-    /// The reason to stop or stall, when no retry can help.
-    pub(crate) fn take(
-        &mut self,
-        outcome: Result<SaveOutcome, StorageError>,
-        desk: &Desk,
-        board: &Board,
-    ) -> Result<(), Lost> {
-        let Some(Write { mark, why, clean, empties_hand, .. }) = self.in_flight.take() else { return Ok(()) };
-        self.last_answer = Some(Instant::now());
-        if matches!(outcome, Ok(SaveOutcome::Saved { .. } | SaveOutcome::NotAhead)) && clean {
-            self.clean = false;
-        }
-        if matches!(outcome, Ok(SaveOutcome::Saved { .. })) && empties_hand {
-            (self.noted, self.empties_hand) = (false, false);
-        }
-        match outcome {
-            Ok(SaveOutcome::Saved { .. } | SaveOutcome::NotAhead) if let Why::Note(number) = why => {
-                desk.noted(number);
-                self.went_well(board);
-                Ok(())
-            }
-            Ok(SaveOutcome::Saved { at }) => {
-                let jump = desk.view().jumped.filter(|(seq, _)| *seq <= mark.seq);
-                board.count(|status| {
-                    status.saves += 1;
-                    status.saved_at = at;
-                    if let Some((_, jump)) = &jump {
-                        status.noted(&jump.note, at);
-                    }
-                });
-                self.stored_now(mark, why, desk, board);
-                Ok(())
-            }
-            Ok(SaveOutcome::NotAhead) => {
-                board.count(|status| status.not_ahead += 1);
-                self.stored_now(mark, why, desk, board);
-                Ok(())
-            }
-            Ok(SaveOutcome::Superseded { owner, since }) => Err(Lost::Stop(Reason::Superseded { owner, since })),
-            Ok(SaveOutcome::Gone) => Err(Lost::Stop(Reason::Deleted)),
-            Err(error) => self.failed(&error, &mark, why, board),
-        }
-    }
-
-    fn stored_now(&mut self, mark: Mark, why: Why, desk: &Desk, board: &Board) {
-        debug!(subscription = %self.template.id, position = %mark.position, "checkpoint stored");
-        self.wanted_since = None;
-        self.quiet_failures = 0;
-        self.went_well(board);
-        if why == Why::Wanted && mark.events > 0 {
-            self.recorded = true;
-            self.quiet_allowed = true;
-        }
-        board.count(|status| status.saved = Some(mark.position.clone()));
-        desk.saved(&mark);
-        self.urgent = self.urgent.filter(|urgent| *urgent > mark.seq);
-        self.stored = Some(mark);
-    }
-
-    /// The storage has answered.
-    fn went_well(&mut self, board: &Board) {
-        self.answered = Instant::now();
-        (self.retry_at, self.last_error) = (None, None);
-        self.backoff.reset();
-        self.repeats.reset();
-        board.set(|conditions| conditions.storage = None);
-    }
-
-    fn failed(&mut self, error: &StorageError, mark: &Mark, why: Why, board: &Board) -> Result<(), Lost> {
-        let reason = error.reason();
-        self.last_error = Some(reason.clone());
-        match error {
-            StorageError::Unavailable { .. } | StorageError::Unauthorized { .. } => {}
-            StorageError::Unreadable { .. } | StorageError::Refused { .. } => return Err(Lost::Stall(reason)),
-        }
-        let shown = if why == Why::Quiet {
-            // Tried again an interval later; the timer runs from the sending of this one.
-            self.quiet_failures += 1;
-            self.quiet_failures >= QUIET_FAILURES
-        } else {
-            self.retry_at = Some(Instant::now() + self.backoff.next_wait());
-            true
-        };
-        if self.repeats.is_due() {
-            let (id, position, failures) = (&self.template.id, &mark.position, self.repeats.count());
-            warn!(subscription = %id, %position, failures, "subscription {id} could not store {position}: {error}");
-        }
-        if shown {
-            board.set(|conditions| conditions.storage = Some(reason));
-        }
-        Ok(())
     }
 }
 
