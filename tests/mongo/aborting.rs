@@ -32,9 +32,10 @@ enum Word {
 
 pub fn tests() -> Vec<Trial> {
     vec![
-        test("an event that aborts its process six times is a dead letter, and the subscription gets past it", |ctx| {
-            async move { aborts(ctx.plain().await, false).await }
-        }),
+        test(
+            "an event that aborts its process six times is a dead letter, and the subscription gets past it",
+            |ctx| async move { aborts(ctx.plain().await, false).await },
+        ),
         test("an event that aborts its process six times is named when the policy says stop", |ctx| async move {
             aborts(ctx.plain().await, true).await
         }),
