@@ -37,11 +37,11 @@ pub enum Reason {
         /// What the storage or the network said.
         message: String,
     },
-    /// The handler fails for the event in hand, or to flush. Goes on by itself. Stalled, for an event that has killed its
-    /// process again and again, under a policy without an end: after a resume or a start it is handed out again.
+    /// The handler fails for the event in hand, or to flush. Goes on by itself, unless it has stalled: the process died of
+    /// the event again and again, and the failure policy knows no end.
     #[error(
-        "the handler has failed {attempts} times for the event at {position} ({error}); everything behind \
-         it waits until it is handled; `skip(position, reason)` steps over it"
+        "the handler has failed {attempts} times for the event at {position} ({error}); everything behind it waits until it \
+         is handled, or stepped over with `skip(position, reason)`"
     )]
     HandlerFailing {
         /// The event in hand.

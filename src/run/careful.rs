@@ -4,6 +4,7 @@
 
 use tracing::{info, warn};
 
+use crate::delivery::Delivery;
 use crate::handler::Failure;
 use crate::model::SubscriptionModel;
 use crate::reason::Reason;
@@ -16,19 +17,30 @@ use crate::storage::{InHand, Record};
 const ENDS: u32 = 3;
 /// So many deaths with it in hand make an event a failed one.
 const DEATHS: u32 = 3;
+/// A careful run that has handed out so many, and lives, is careful no more: what kills lies further on, and it has made
+/// progress towards it.
+const MOST: u32 = 10_000;
 
 /// What a careful run is careful about.
 #[derive(Debug)]
 pub(crate) struct Careful {
     /// The event that an earlier careful run had in hand.
     suspect: Option<InHand>,
+    handed_out: u32,
 }
 
 impl Careful {
     /// Whether a run behind this record has to be careful.
     pub(crate) fn behind(record: &Record) -> Option<Self> {
         let is_due = record.unclean_ends >= ENDS || record.in_hand.is_some();
-        is_due.then(|| Self { suspect: record.in_hand.clone() })
+        is_due.then(|| Self { suspect: record.in_hand.clone(), handed_out: 0 })
+    }
+
+    /// Whether the next event is beyond what has to be feared.
+    fn is_past(&self, next: &Delivery) -> bool {
+        let beyond_suspect = self.suspect.as_ref().is_some_and(|suspect| next.position.is_beyond(&suspect.position));
+        // No process before this one had it, nor anything behind it.
+        !next.may_be_repeat || beyond_suspect || self.handed_out >= MOST
     }
 }
 
@@ -37,23 +49,25 @@ impl<M: SubscriptionModel> Deliver<M> {
     pub(crate) async fn take_care(&mut self, batch: &mut Batch, patience: &mut Patience) -> Result<(), Ended> {
         let (Some(careful), Some(first)) = (&mut self.careful, batch.first().cloned()) else { return Ok(()) };
         let id = self.id.clone();
-        if !first.may_be_repeat {
-            // No process before this one had it, nor anything behind it.
+        if careful.is_past(&first) {
             self.careful = None;
-            info!(subscription = %id, "subscription {id} is past what its earlier runs were given, and is careful no more");
+            info!(subscription = %id, "subscription {id} is past what has killed its process, and careful no more");
             return Ok(());
         }
+        careful.handed_out += 1;
         let position = first.position;
-        let is_suspect = |suspect: &mut InHand| suspect.position == position;
-        let deaths = careful.suspect.take_if(is_suspect).map_or(0, |suspect| suspect.deaths);
-        if deaths < DEATHS {
+        let suspect = careful.suspect.as_mut().filter(|suspect| suspect.position == position);
+        let deaths = suspect.as_ref().map_or(0, |suspect| suspect.deaths);
+        let Some(suspect) = suspect.filter(|suspect| suspect.deaths >= DEATHS) else {
             return self.note_in_hand(InHand::new(position, deaths)).await;
-        }
-        // Whoever decides has decided this once: the next run begins to count again.
+        };
+        // It is said once: whoever has the event handed out again, by a resume or a start, has it counted anew.
+        suspect.deaths = 0;
         self.note_in_hand(InHand::new(position.clone(), 0)).await?;
         let error = format!("the process died {deaths} times while handling this event");
         warn!(subscription = %id, %position, deaths, "subscription {id}: {error}, the one at {position}; it is treated as failed");
         if self.settings.on_failure.cap().is_none() {
+            let error = format!("{error}; resume() hands it out again");
             return Err(Ended::Stalled(Reason::HandlerFailing { position, attempts: deaths, error }));
         }
         self.count_deaths(batch.first_seq(), batch, deaths);

@@ -39,9 +39,8 @@ impl<M: SubscriptionModel> Keeping<M> {
                 Err(Unfit::Source(SourceError::Refused(
                     Reason::EventTooLarge { position } | Reason::ImageMissing { position, .. },
                 ))) if position.is_beyond(&from) && !position.is_beyond(&skip.through) => position,
-                Err(Unfit::Source(SourceError::Refused(Reason::HistoryLost { .. }))) => return Ok(()),
+                Ok(true) | Err(Unfit::Source(SourceError::Refused(Reason::HistoryLost { .. }))) => return Ok(()),
                 Err(unfit) => return Err(unfit),
-                Ok(true) => return Ok(()),
                 // A feed has ended, and goes on behind its end.
                 Ok(false) => continue,
             };

@@ -13,11 +13,11 @@ type Action = Subscribe<mongosub::memory::MemoryModel, FaultyStorage>;
 
 /// Calls for the event that kills.
 #[derive(Clone, Default)]
-struct Killer(Arc<AtomicU32>);
+pub(crate) struct Killer(Arc<AtomicU32>);
 
 impl Killer {
     /// Its handler is never done with event 3, which is how a process looks that dies in its middle.
-    fn action(&self, world: &World) -> Action {
+    pub(crate) fn action(&self, world: &World) -> Action {
         let killed = self.0.clone();
         let handler = world.seen.then(move |delivery: Delivery| {
             let killed = killed.clone();
@@ -33,7 +33,7 @@ impl Killer {
         world.subscriptions.subscribe(ID, handler).save_every(1000)
     }
 
-    fn times(&self) -> u32 {
+    pub(crate) fn times(&self) -> u32 {
         self.0.load(SeqCst)
     }
 }
@@ -49,7 +49,7 @@ async fn die(world: World, subscription: Subscription) -> World {
 }
 
 /// Runs that die with event 3 in hand, so many times.
-async fn deaths(mut world: World, killer: &Killer, times: u32) -> World {
+pub(crate) async fn deaths(mut world: World, killer: &Killer, times: u32) -> World {
     for _ in 0..times {
         let before = killer.times();
         let subscription = killer.action(&world).await.unwrap();
@@ -65,7 +65,7 @@ async fn deaths(mut world: World, killer: &Killer, times: u32) -> World {
     world
 }
 
-async fn world_with_a_killer() -> (World, Killer, Vec<Checkpoint>) {
+pub(crate) async fn world_with_a_killer() -> (World, Killer, Vec<Checkpoint>) {
     let world = World::new();
     world.subscribe().await.shutdown().await.unwrap();
     let at = world.inserts(1..=5);
@@ -235,4 +235,26 @@ async fn a_careful_run_hands_out_one_at_a_time_until_it_is_past_what_came_before
     assert!(sizes.contains(&10), "{sizes:?}");
     let holds = |save: &&crate::support::Saved| matches!(save.hand, Hand::Holds(_));
     assert_eq!(world.storage.sent().iter().filter(holds).count(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn care_ends_behind_the_event_that_killed_and_behind_ten_thousand_that_did_not() {
+    let (world, killer, _) = world_with_a_killer().await;
+    let world = deaths(world, &killer, 4).await;
+    world.inserts(6..=50);
+    let subscription = world.action().save_every(1000).await.unwrap();
+    until_settled(&subscription, 48).await;
+    let holds = |world: &World| world.storage.sent().iter().filter(|save| matches!(save.hand, Hand::Holds(_))).count();
+    assert_eq!(holds(&world), 1, "the one that killed, and nothing behind it");
+    assert_eq!(world.record().await.unwrap().in_hand, None);
+    drop(subscription);
+
+    let (world, killer, _) = world_with_a_killer().await;
+    let world = deaths(world, &killer, 3).await;
+    world.inserts(6..=10_100);
+    let subscription = world.action().save_every(1000).await.unwrap();
+    until_settled(&subscription, 10_100).await;
+    assert_eq!(holds(&world), 10_000);
+    assert_eq!(subscription.shutdown().await.unwrap(), world.stored().await);
+    assert!(world.record().await.unwrap().in_hand.is_none());
 }

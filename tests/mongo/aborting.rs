@@ -64,6 +64,8 @@ pub fn play(input: serde_json::Value) -> anyhow::Result<()> {
         let mut status = subscription.watch();
         let all = u64::try_from(LAST)?;
         tokio::select! {
+            // First, since nobody publishes a status of a run that has stopped.
+            biased;
             reason = subscription.stopped() => child::say(&Word::Stopped(reason.to_string()))?,
             past = status.wait_for(|status| status.settled + 2 >= all && status.dead_lettered > 0) => {
                 drop(past?);
