@@ -51,7 +51,8 @@
 //!   stops, each with a [`Reason`]. Nothing ever goes on at "now" instead, unless you chose that by
 //!   [`StartAt::Always`].
 //!
-//! [The guide](guide) tells all of it: when the position is stored, what a kill costs, fences and epochs; and
+//! [The guide](guide) tells all of it: when the position is stored, what a kill costs, fences and epochs, what the record
+//! holds; [handlers that keep something back](guide::handlers), fan-outs and streams; and
 //! [what follows when a handler fails](guide::failures).
 //! [The runbook](runbook) says what to do about each reason.
 //!
@@ -61,7 +62,11 @@
 //! |---|---|
 //! | subscribing, and every setting | [`DurableSubscriptions`], [`Subscribe`], [`StartAt`], [`Filter`] |
 //! | handling | [`Handler`], [`BatchHandler`], [`Delivery`], [`ChangeEvent`] |
-//! | a handler that fails | [`Failure`], [`OnFailure`], [`Then`], [the guide](guide::failures) |
+//! | a handler that buffers, or stores in the background | [`Handler::flush`], [`Subscribe::hold`], [`Hold`], [`Mark`], [the guide](guide::handlers) |
+//! | several handlers as one, deliveries that are pulled | [`fan_out`](fan_out()), [`FanOut`], [`DurableSubscriptions::stream`], [`Deliveries`], [`Pulled`] |
+//! | a handler that fails, or kills its process | [`Failure`], [`OnFailure`], [`Then`], [the guide](guide::failures) |
+//! | stepping over events by hand | [`Subscription::skip`], [`DurableSubscriptions::skip`], [`Skipped`] |
+//! | a source that changes | [`OnInvalidate`], [`OnHistoryLost`], [`Gap`] |
 //! | dead letters | [`DurableSubscriptions::retry`], [`evict`](DurableSubscriptions::evict), [`DocumentKey`], [`Sequence`], [`Letter`], [`MongoDeadLetterStorage`] |
 //! | a running subscription | [`Subscription`], [`Status`], [`State`], [`Reason`] |
 //! | what failed | [`SubscribeError`], [`SubscriptionError`], [`DeadLetterError`], [`DecodeError`], [`SourceError`], [`StorageError`] |
@@ -170,6 +175,8 @@ pub use subscription::Subscription;
 #[cfg(any(doc, doctest))]
 #[doc = include_str!("guide/positions.md")]
 pub mod guide {
+    #[doc = include_str!("guide/handlers.md")]
+    pub mod handlers {}
     #[doc = include_str!("guide/failures.md")]
     pub mod failures {}
 }

@@ -37,9 +37,12 @@ pub enum Reason {
         /// What the storage or the network said.
         message: String,
     },
-    /// The handler fails for the event in hand. Goes on by itself, unless it has stalled: the process died of the event
-    /// again and again, and the failure policy knows no end.
-    #[error("the handler has failed {attempts} times for the event at {position} ({error})")]
+    /// The handler fails for the event in hand, or to flush. Goes on by itself, unless it has stalled: the process died of
+    /// the event again and again, and the failure policy knows no end.
+    #[error(
+        "the handler has failed {attempts} times for the event at {position} ({error}); everything behind it waits until it \
+         is handled, or stepped over with `skip(position, reason)`"
+    )]
     HandlerFailing {
         /// The event in hand.
         position: Checkpoint,
@@ -103,7 +106,7 @@ pub enum Reason {
     /// An event is larger than a reply can hold (16 MB), and the server cannot split it.
     #[error(
         "the event at {position} is larger than the server can send; ask for less of it (no look-up, no image, a \
-         projection), or step over it"
+         projection), or step over it with `skip(position, reason)`"
     )]
     EventTooLarge {
         /// Its own position; everything before it has been read. When it could not be found out, the last one before it.
@@ -112,7 +115,7 @@ pub enum Reason {
     /// An event lacks an image of the document that the stream requires.
     #[error(
         "the event at {position} has no {image}, which is required: the server does not keep it, or no longer; ask for it \
-         `WhenAvailable`, or step over it"
+         `WhenAvailable`, or step over it with `skip(position, reason)`"
     )]
     ImageMissing {
         /// The event's own position; everything before it has been read. When it could not be found out, the last one

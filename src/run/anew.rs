@@ -133,7 +133,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         let is_own = own.is_some();
         let from = match (own, known) {
             (Some((epoch, position)), known) => {
-                let known = known.unwrap_or_else(|| Mark::start(position.clone()));
+                let written = self.core.saver.unanswered(&position);
+                let known = written.or(known).unwrap_or_else(|| Mark::start(position.clone()));
                 Some(Mark { kind: record.kind.unwrap_or(known.kind), epoch, position, ..known })
             }
             (None, known) => known,

@@ -75,7 +75,7 @@ impl<M: SubscriptionModel> Deliver<M> {
         let error = format!("the process died {deaths} times while handling this event");
         warn!(subscription = %id, %position, deaths, "subscription {id}: {error}, the one at {position}; it is treated as failed");
         if self.settings.on_failure.cap().is_none() {
-            let error = format!("{error}; resume() hands it out again, skip() steps over it");
+            let error = format!("{error}; resume() hands it out again");
             return Err(Ended::Stalled(Reason::HandlerFailing { position, attempts: deaths, error }));
         }
         self.count_deaths(batch.first_seq(), batch, deaths);

@@ -13,11 +13,11 @@ type Action = Subscribe<mongosub::memory::MemoryModel, FaultyStorage>;
 
 /// Calls for the event that kills.
 #[derive(Clone, Default)]
-struct Killer(Arc<AtomicU32>);
+pub(crate) struct Killer(Arc<AtomicU32>);
 
 impl Killer {
     /// Its handler is never done with event 3, which is how a process looks that dies in its middle.
-    fn action(&self, world: &World) -> Action {
+    pub(crate) fn action(&self, world: &World) -> Action {
         let killed = self.0.clone();
         let handler = world.seen.then(move |delivery: Delivery| {
             let killed = killed.clone();
@@ -33,7 +33,7 @@ impl Killer {
         world.subscriptions.subscribe(ID, handler).save_every(1000)
     }
 
-    fn times(&self) -> u32 {
+    pub(crate) fn times(&self) -> u32 {
         self.0.load(SeqCst)
     }
 }
@@ -49,7 +49,7 @@ async fn die(world: World, subscription: Subscription) -> World {
 }
 
 /// Runs that die with event 3 in hand, so many times.
-async fn deaths(mut world: World, killer: &Killer, times: u32) -> World {
+pub(crate) async fn deaths(mut world: World, killer: &Killer, times: u32) -> World {
     for _ in 0..times {
         let before = killer.times();
         let subscription = killer.action(&world).await.unwrap();
@@ -65,7 +65,7 @@ async fn deaths(mut world: World, killer: &Killer, times: u32) -> World {
     world
 }
 
-async fn world_with_a_killer() -> (World, Killer, Vec<Checkpoint>) {
+pub(crate) async fn world_with_a_killer() -> (World, Killer, Vec<Checkpoint>) {
     let world = World::new();
     world.subscribe().await.shutdown().await.unwrap();
     let at = world.inserts(1..=5);

@@ -71,6 +71,7 @@ impl<S: CheckpointStorage> Saver<S> {
         board.count(|status| status.saved = Some(mark.position.clone()));
         desk.saved(&mark);
         self.urgent = self.urgent.filter(|urgent| *urgent > mark.seq);
+        self.unanswered.clear();
         self.stored = Some(mark);
     }
 
@@ -90,6 +91,7 @@ impl<S: CheckpointStorage> Saver<S> {
             StorageError::Unavailable { .. } | StorageError::Unauthorized { .. } => {}
             StorageError::Unreadable { .. } | StorageError::Refused { .. } => return Err(Lost::Stall(reason)),
         }
+        self.keep_unanswered(mark);
         let shown = if why == Why::Quiet {
             // Tried again an interval later; the timer runs from the sending of this one.
             self.quiet_failures += 1;

@@ -3,19 +3,19 @@
 
 mod answer;
 mod next;
+mod save;
 
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use self::save::as_stored;
 use crate::backoff::Backoff;
-use crate::checkpoint::Kind;
 use crate::error::StorageError;
 use crate::ids::{Epoch, Ownership};
-use crate::model::Scope;
 use crate::reason::Reason;
-use crate::run::desk::{Desk, View};
+use crate::run::desk::Desk;
 use crate::run::policy::SaveMode;
 use crate::run::progress::Mark;
 use crate::run::repeats::Repeats;
@@ -65,6 +65,8 @@ pub(crate) struct Saver<S> {
     quiet_failures: u32,
     last_error: Option<Reason>,
     repeats: Repeats,
+    /// Written since the last answer and not answered for: the record may have them.
+    unanswered: Vec<Mark>,
 }
 
 struct Write {
@@ -121,6 +123,7 @@ impl<S: CheckpointStorage> Saver<S> {
             quiet_failures: 0,
             last_error: None,
             repeats: Repeats::default(),
+            unanswered: Vec::new(),
         }
     }
 
@@ -176,6 +179,7 @@ impl<S: CheckpointStorage> Saver<S> {
         self.stored = stored;
         (self.urgent, self.wanted_since, self.clean) = (None, None, false);
         self.answered = Instant::now();
+        self.unanswered.clear();
         self.thaw();
     }
 
@@ -241,44 +245,6 @@ impl<S: CheckpointStorage> Saver<S> {
         patience_ends
     }
 
-    fn save(&mut self, mark: &Mark, view: &View) -> Save {
-        if let Some(resumed) = self.resumed.as_ref().filter(|_| mark.seq == 0) {
-            return Save { clean: self.clean, hand: self.hand(view), ..resumed.clone() };
-        }
-        let jump = view.jumped.as_ref().filter(|(seq, _)| *seq <= mark.seq).map(|(_, jump)| jump);
-        if let Some(jump) = jump {
-            self.source_epoch = mark.epoch;
-            self.template.source = jump.source.clone().or(self.template.source.take());
-        }
-        if let Some(source) = &mut self.template.source {
-            // Behind an `invalidate` the collection is another one.
-            if mark.epoch != self.source_epoch {
-                (source.collection_uuid, self.source_epoch) = (None, mark.epoch);
-            }
-            source.see(&mark.position);
-            if let (None, Some((epoch, uuid)), Scope::Collection(_)) =
-                (&source.collection_uuid, &view.seen, &source.scope)
-                && *epoch == mark.epoch
-            {
-                source.collection_uuid = Some(uuid.to_string());
-            }
-        }
-        Save {
-            epoch: Epoch(self.template.epoch.0 + i64::from(mark.epoch)),
-            position: mark.position.clone(),
-            kind: mark.kind,
-            clean: self.clean,
-            note: jump.map(|jump| jump.note.clone()),
-            hand: self.hand(view),
-            ..self.template.clone()
-        }
-    }
-
-    /// Once the event that was noted is in hand no more, a save says so.
-    fn hand(&self, view: &View) -> Hand {
-        if self.noted && view.in_hand.is_none() { Hand::Empty } else { Hand::Unsaid }
-    }
-
     fn give_up_waiting(&mut self, desk: &Desk, board: &Board) {
         desk.close_gate();
         let reason = self.last_error.get_or_insert_with(|| Reason::StorageUnavailable {
@@ -307,17 +273,4 @@ impl<S: CheckpointStorage> Saver<S> {
 pub(crate) enum Lost {
     Stop(Reason),
     Stall(Reason),
-}
-
-/// The save that stores again what the record holds.
-fn as_stored(template: &Save, record: Record) -> Option<Save> {
-    let position = record.position?;
-    Some(Save {
-        kind: record.kind.unwrap_or_else(|| Kind::of_event(&position)),
-        epoch: record.epoch.unwrap_or(template.epoch),
-        pipeline: record.pipeline,
-        source: record.source,
-        position,
-        ..template.clone()
-    })
 }
