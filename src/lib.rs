@@ -108,6 +108,8 @@ mod handler;
 mod model;
 mod pulled;
 mod storage;
+mod transaction_handler;
+mod transactional_storage;
 
 // Backends.
 pub mod memory;
@@ -155,7 +157,7 @@ pub use model::{
 };
 pub use mongo::{
     ChangeStreamModel, ChangeStreamReader, ConnectionPool, FullDocument, FullDocumentBeforeChange,
-    GlobalCheckpointSource, MongoCheckpointStorage, MongoDeadLetterStorage,
+    GlobalCheckpointSource, MongoCheckpointStorage, MongoDeadLetterStorage, MongoSession, Transaction,
 };
 pub use on_failure::{OnFailure, Retries, Then};
 pub use pulled::Pulled;
@@ -170,6 +172,8 @@ pub use storage::{
     Source, StartPosition,
 };
 pub use subscription::Subscription;
+pub use transaction_handler::TransactionHandler;
+pub use transactional_storage::{Begun, Committed, TransactionError, TransactionalStorage};
 
 // Chapters of the documentation, and nothing else.
 #[cfg(any(doc, doctest))]

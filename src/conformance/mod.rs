@@ -14,7 +14,9 @@
 mod checkpoint_storage;
 mod dead_letter_storage;
 mod report;
+mod transactional_storage;
 
 pub use checkpoint_storage::checkpoint_storage;
 pub use dead_letter_storage::dead_letter_storage;
 pub use report::Report;
+pub use transactional_storage::{Effects, transactional_storage};

@@ -31,7 +31,7 @@ use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::Opening;
 use crate::run::policy::{SaveMode, SavePolicy};
 use crate::run::saver::Saver;
-use crate::run::settings::Options;
+use crate::run::settings::{Options, Settings};
 use crate::run::start::{InTheWay, Started, Starting};
 use crate::run::window;
 use crate::run::work::Work;
@@ -40,7 +40,8 @@ use crate::status::{Board, Status};
 use crate::storage::{BoxFuture, CheckpointStorage, Record, Save};
 use crate::subscription::Subscription;
 
-pub(super) type MakeWork = Box<dyn FnOnce() -> Box<dyn Work> + Send>;
+/// Made when the subscription has started.
+pub(super) type MakeWork = Box<dyn FnOnce(&Settings, &Arc<Board>) -> Box<dyn Work> + Send>;
 
 /// A subscription to be: setters, then `.await`.
 ///
@@ -66,6 +67,8 @@ pub struct Subscribe<M, S, O = Subscription> {
     pub(super) held: bool,
     /// What is made of the subscription once it runs.
     pub(super) finish: Box<dyn FnOnce(Subscription) -> O + Send>,
+    /// Positions are stored in transactions with the handler's effects.
+    pub(super) transactional: bool,
 }
 
 impl<M, S, O> Subscribe<M, S, O> {
@@ -100,8 +103,8 @@ impl<M, S, O> Subscribe<M, S, O> {
 impl<M, S> Subscribe<M, S> {
     /// The same with another answer.
     pub(super) fn into_other<O>(self, finish: Box<dyn FnOnce(Subscription) -> O + Send>) -> Subscribe<M, S, O> {
-        let Self { inner, options, id, limits, work, filter, start_at, held, finish: _ } = self;
-        Subscribe { inner, options, id, limits, work, filter, start_at, held, finish }
+        let Self { inner, options, id, limits, work, filter, start_at, held, transactional, finish: _ } = self;
+        Subscribe { inner, options, id, limits, work, filter, start_at, held, transactional, finish }
     }
 }
 
@@ -129,6 +132,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage, O> Subscribe<M, S, O> {
             let message = "0 events are no batch; 1 hands them out one by one".to_owned();
             return Err(SubscribeError::Config { field: "max", message });
         }
+        if self.transactional {
+            settings.fit_for_transactions(self.held)?;
+        }
         for warning in settings.warnings() {
             tracing::warn!(subscription = %id, "subscription {id}: {warning}");
         }
@@ -144,6 +150,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage, O> Subscribe<M, S, O> {
             described: &described,
             owner: Owner::fresh(),
             in_the_way: InTheWay::default(),
+            transactional: self.transactional,
         };
         let started = starting.run().await?;
 
@@ -157,17 +164,18 @@ impl<M: SubscriptionModel, S: CheckpointStorage, O> Subscribe<M, S, O> {
         let board = Arc::new(Board::new(status));
         let quiet_interval = settings.quiet_interval;
         let template = Save {
-            pipeline: Some(pipeline),
+            pipeline: Some(pipeline.clone()),
             source: Some(source.clone()),
             ..Save::new(id.clone(), ownership.clone(), epoch, from.clone().unwrap_or(Checkpoint::Text("".into())))
         };
         let restarted = stored.as_ref().is_some_and(Record::is_at_gap).then_some(0);
         let careful = stored.as_ref().and_then(Careful::behind);
+        let recorded = stored.is_some();
         let saver =
             Saver::new(self.inner.storage.clone(), template, settings.save_mode, settings.quiet_interval, stored);
         let desk = Desk::new(ownership.fence, from.clone(), settings.save.clone(), settings.quiet_interval.is_some());
         let desk = Arc::new(desk);
-        let mut work = (self.work)();
+        let mut work = (self.work)(&settings, &board);
         if self.held {
             desk.hold();
         }
@@ -194,6 +202,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage, O> Subscribe<M, S, O> {
             careful,
             anew: None,
             maybe_seen: MaybeSeen::up_to(repeats_until),
+            pipeline,
+            recorded,
             source,
             restarted,
             taken: None,

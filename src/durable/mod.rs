@@ -5,6 +5,7 @@ mod letters;
 mod setters;
 mod skip;
 mod stream;
+mod transactional;
 
 use std::fmt;
 use std::sync::Arc;
@@ -118,7 +119,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
     /// After a panic or a timeout the same handler goes on, its call dropped in the middle: if it must not, use
     /// [`subscribe_with`](Self::subscribe_with).
     pub fn subscribe<H: Handler + 'static>(&self, id: impl Into<String>, handler: H) -> Subscribe<M, S> {
-        self.action(id.into(), BatchLimits::new(1), Box::new(move || Box::new(HandlerWork::of(handler))))
+        self.action(id.into(), BatchLimits::new(1), Box::new(move |_, _| Box::new(HandlerWork::of(handler))))
     }
 
     /// As [`subscribe`](Self::subscribe), with a fresh handler from the factory at the start, after a panic, after a
@@ -150,7 +151,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
         id: impl Into<String>,
         factory: impl FnMut() -> H + Send + 'static,
     ) -> Subscribe<M, S> {
-        self.action(id.into(), BatchLimits::new(1), Box::new(move || Box::new(HandlerWork::made_by(factory))))
+        self.action(id.into(), BatchLimits::new(1), Box::new(move |_, _| Box::new(HandlerWork::made_by(factory))))
     }
 
     /// As [`subscribe`](Self::subscribe), for a handler that works in bulk: a call gets what has been read already, up
@@ -187,7 +188,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
         limits: BatchLimits,
         handler: B,
     ) -> Subscribe<M, S> {
-        self.action(id.into(), limits, Box::new(move || Box::new(BatchWork::new(handler, limits))))
+        self.action(id.into(), limits, Box::new(move |_, _| Box::new(BatchWork::new(handler, limits))))
     }
 
     /// A subscription named `id` whose deliveries are pulled, one at a time; `.await` starts it and answers the stream.
@@ -221,7 +222,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
         let (sender, receiver) = mpsc::channel(1);
         let demand = Arc::new(Notify::new());
         let work = PullWork::new(sender, demand.clone());
-        let action = self.action(id.into(), BatchLimits::new(1), Box::new(move || Box::new(work)));
+        let action = self.action(id.into(), BatchLimits::new(1), Box::new(move |_, _| Box::new(work)));
         action.into_other(Box::new(move |subscription| Deliveries::new(subscription, receiver, demand)))
     }
 
@@ -236,6 +237,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
             filter: Filter::default(),
             start_at: StartAt::default(),
             held: false,
+            transactional: false,
         }
     }
 

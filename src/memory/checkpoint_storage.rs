@@ -7,9 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bson::DateTime;
 
 use super::clock::Clock;
+use super::transaction::Values;
 use crate::checkpoint::Kind;
 use crate::error::StorageError;
 use crate::ids::{Epoch, Fence, Ownership, SubscriptionId};
+use crate::model::Deployment;
 use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Hand, Record, Save, SaveOutcome};
 
 /// Keeps checkpoints in memory. Clones share one store; it ends with the last of them, and every subscription in it
@@ -37,12 +39,16 @@ pub struct MemoryCheckpointStorage {
 }
 
 #[derive(Debug, Default)]
-struct Records {
-    by_id: BTreeMap<SubscriptionId, Record>,
+pub(super) struct Records {
+    pub(super) by_id: BTreeMap<SubscriptionId, Record>,
     /// The last fence given for an id. It outlives the record, since a paused clock cannot tell two claims apart.
     fences: BTreeMap<SubscriptionId, Fence>,
     /// Whose end the last claim has counted.
     accused: BTreeMap<SubscriptionId, Option<Fence>>,
+    /// What transactions have stored.
+    pub(super) values: Values,
+    /// How many of them there were.
+    pub(super) commits: u64,
 }
 
 impl MemoryCheckpointStorage {
@@ -56,11 +62,11 @@ impl MemoryCheckpointStorage {
         self.records().by_id.insert(record.id.clone(), record);
     }
 
-    fn now(&self) -> i64 {
+    pub(super) fn now(&self) -> i64 {
         self.clock.now()
     }
 
-    fn records(&self) -> MutexGuard<'_, Records> {
+    pub(super) fn records(&self) -> MutexGuard<'_, Records> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -72,7 +78,7 @@ impl CheckpointStorage for MemoryCheckpointStorage {
 
     async fn claim(&self, claim: &Claim) -> Result<ClaimOutcome, StorageError> {
         let now = self.now();
-        let Records { by_id, fences, accused } = &mut *self.records();
+        let Records { by_id, fences, accused, .. } = &mut *self.records();
         if let Some(expected) = &claim.expect {
             let Some(record) = by_id.get(&claim.id) else { return Ok(ClaimOutcome::Gone) };
             if record.ownership.as_ref() != Some(expected) {
@@ -111,36 +117,8 @@ impl CheckpointStorage for MemoryCheckpointStorage {
     }
 
     async fn save(&self, save: &Save) -> Result<SaveOutcome, StorageError> {
-        let now = DateTime::from_millis(self.now());
-        let by_id = &mut self.records().by_id;
-        let Some(record) = by_id.get_mut(&save.id) else { return Ok(SaveOutcome::Gone) };
-        if record.ownership.as_ref() != Some(&save.ownership) {
-            let owner = record.ownership.as_ref().map(|ownership| ownership.owner.clone());
-            return Ok(SaveOutcome::Superseded { owner, since: record.claimed_at });
-        }
-        if record.is_beyond(save) {
-            return Ok(SaveOutcome::NotAhead);
-        }
-        match &save.hand {
-            Hand::Unsaid => {}
-            Hand::Empty => record.in_hand = None,
-            Hand::Holds(in_hand) => {
-                record.in_hand = Some(in_hand.clone());
-                return Ok(SaveOutcome::Saved { at: record.saved_at });
-            }
-        }
-        record.position = Some(save.position.clone());
-        record.kind = Some(save.kind);
-        record.epoch = Some(save.epoch);
-        record.cluster_time = save.position.cluster_time();
-        record.saved_at = Some(now);
-        record.pipeline.clone_from(&save.pipeline);
-        record.source.clone_from(&save.source);
-        record.clean = save.clean;
-        if let Some(note) = &save.note {
-            record.note(note, now);
-        }
-        Ok(SaveOutcome::Saved { at: Some(now) })
+        let now = self.now();
+        Ok(save_into(&mut self.records().by_id, save, now))
     }
 
     async fn delete(&self, id: &SubscriptionId, owner: Option<&Ownership>) -> Result<bool, StorageError> {
@@ -165,6 +143,44 @@ impl CheckpointStorage for MemoryCheckpointStorage {
     async fn list(&self) -> Result<Vec<String>, StorageError> {
         Ok(self.records().by_id.keys().map(ToString::to_string).collect())
     }
+
+    /// The one that a [`MemoryModel`](super::MemoryModel) reads, unless that is told otherwise.
+    async fn deployment(&self) -> Result<Option<Deployment>, StorageError> {
+        Ok(Some(Deployment { set_name: "memory".into(), hosts: vec!["memory:27017".into()] }))
+    }
+}
+
+/// Stores a position, or says why not.
+pub(super) fn save_into(by_id: &mut BTreeMap<SubscriptionId, Record>, save: &Save, now: i64) -> SaveOutcome {
+    let now = DateTime::from_millis(now);
+    let Some(record) = by_id.get_mut(&save.id) else { return SaveOutcome::Gone };
+    if record.ownership.as_ref() != Some(&save.ownership) {
+        let owner = record.ownership.as_ref().map(|ownership| ownership.owner.clone());
+        return SaveOutcome::Superseded { owner, since: record.claimed_at };
+    }
+    if record.is_beyond(save) {
+        return SaveOutcome::NotAhead;
+    }
+    match &save.hand {
+        Hand::Unsaid => {}
+        Hand::Empty => record.in_hand = None,
+        Hand::Holds(in_hand) => {
+            record.in_hand = Some(in_hand.clone());
+            return SaveOutcome::Saved { at: record.saved_at };
+        }
+    }
+    record.position = Some(save.position.clone());
+    record.kind = Some(save.kind);
+    record.epoch = Some(save.epoch);
+    record.cluster_time = save.position.cluster_time();
+    record.saved_at = Some(now);
+    record.pipeline.clone_from(&save.pipeline);
+    record.source.clone_from(&save.source);
+    record.clean = save.clean;
+    if let Some(note) = &save.note {
+        record.note(note, now);
+    }
+    SaveOutcome::Saved { at: Some(now) }
 }
 
 /// Counts how the owner of the record ended, before another one takes it. Answers whose end it was, if it may be taken back.

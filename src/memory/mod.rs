@@ -19,9 +19,11 @@ mod feed;
 mod model;
 mod reader;
 mod script;
+mod transaction;
 
 pub use checkpoint_storage::MemoryCheckpointStorage;
 pub use dead_letters::MemoryDeadLetterStorage;
 pub use events::{MemoryEvent, delete, delivery, event, insert, replace, update};
 pub use model::MemoryModel;
 pub use reader::MemoryReader;
+pub use transaction::{Conflict, MemorySession, MemoryTransaction};

@@ -25,8 +25,8 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(10);
 /// How often an upsert that met another one is tried: only a server before 5.0 does not try again by itself.
 pub(super) const UPSERT_ATTEMPTS: usize = 10;
 
-const FIND: &str = "find";
-const WRITE: &str = "find, insert, update";
+pub(super) const FIND: &str = "find";
+pub(super) const WRITE: &str = "find, insert, update";
 const REMOVE: &str = "remove";
 
 /// Stores checkpoints in a MongoDB collection, one document per subscription id, `_id` = the id.
@@ -54,7 +54,7 @@ const REMOVE: &str = "remove";
 #[derive(Clone)]
 pub struct MongoCheckpointStorage {
     /// Raw, because a record of unknown fields need not be what serde takes for a document.
-    records: Collection<RawDocumentBuf>,
+    pub(super) records: Collection<RawDocumentBuf>,
     name: String,
 }
 
@@ -92,7 +92,7 @@ impl MongoCheckpointStorage {
         }
     }
 
-    fn error(&self, error: &CallError, action: &'static str) -> StorageError {
+    pub(super) fn error(&self, error: &CallError, action: &'static str) -> StorageError {
         storage_error(error, Need { action, resource: &self.name })
     }
 }
@@ -114,6 +114,8 @@ impl CheckpointStorage for MongoCheckpointStorage {
     }
 
     async fn claim(&self, claim: &Claim) -> Result<ClaimOutcome, StorageError> {
+        // Whoever is superseded by it may be gone, and the record locked by its transaction.
+        self.end_session(&claim.id).await;
         let upsert = claim.expect.is_none();
         let Some(stored) = self.update(&claim.id, record_pipeline::claim(claim), upsert).await? else {
             return Ok(ClaimOutcome::Gone);
@@ -139,19 +141,7 @@ impl CheckpointStorage for MongoCheckpointStorage {
         let Some(stored) = self.update(&save.id, record_pipeline::save(save), false).await? else {
             return Ok(SaveOutcome::Gone);
         };
-        let record = decode(&save.id, &stored)?;
-        if record.ownership.as_ref() != Some(&save.ownership) {
-            let (owner, since) = (record.ownership.map(|now| now.owner), record.claimed_at);
-            return Ok(SaveOutcome::Superseded { owner, since });
-        }
-        let is_stored = match &save.hand {
-            Hand::Holds(in_hand) => record.in_hand.as_ref() == Some(in_hand) && !record.is_beyond(save),
-            _ => record.epoch == Some(save.epoch) && record.position.as_ref() == Some(&save.position),
-        };
-        if is_stored {
-            return Ok(SaveOutcome::Saved { at: record.saved_at });
-        }
-        Ok(SaveOutcome::NotAhead)
+        outcome(save, &stored)
     }
 
     async fn delete(&self, id: &SubscriptionId, owner: Option<&Ownership>) -> Result<bool, StorageError> {
@@ -220,6 +210,20 @@ pub(super) async fn deployment(client: &Client) -> Result<Option<Deployment>, Ca
     Ok(Some(Deployment { set_name: set_name.to_owned(), hosts }))
 }
 
+/// What became of a save, by the record as it is behind it.
+pub(super) fn outcome(save: &Save, stored: &RawDocumentBuf) -> Result<SaveOutcome, StorageError> {
+    let record = decode(&save.id, stored)?;
+    if record.ownership.as_ref() != Some(&save.ownership) {
+        let (owner, since) = (record.ownership.map(|now| now.owner), record.claimed_at);
+        return Ok(SaveOutcome::Superseded { owner, since });
+    }
+    let is_stored = match &save.hand {
+        Hand::Holds(in_hand) => record.in_hand.as_ref() == Some(in_hand) && !record.is_beyond(save),
+        _ => record.epoch == Some(save.epoch) && record.position.as_ref() == Some(&save.position),
+    };
+    Ok(if is_stored { SaveOutcome::Saved { at: record.saved_at } } else { SaveOutcome::NotAhead })
+}
+
 /// The `_id` of a document, and nothing else.
 #[derive(serde::Deserialize)]
 struct Id {
@@ -227,7 +231,7 @@ struct Id {
     id: String,
 }
 
-fn by_id(id: &SubscriptionId) -> Document {
+pub(super) fn by_id(id: &SubscriptionId) -> Document {
     doc! { "_id": id.as_str() }
 }
 

@@ -31,6 +31,7 @@ mod step;
 mod storage_error;
 mod task;
 mod token;
+mod transaction;
 mod unsendable;
 
 pub use checkpoint_storage::MongoCheckpointStorage;
@@ -42,3 +43,4 @@ pub use pool::ConnectionPool;
 pub use reader::ChangeStreamReader;
 #[cfg(feature = "cli")]
 pub(crate) use stages::check as check_stages;
+pub use transaction::{MongoSession, Transaction};

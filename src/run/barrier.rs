@@ -96,6 +96,9 @@ impl<M: SubscriptionModel> Deliver<M> {
     /// Has the handler flush what may be stored, if it has not.
     pub(crate) async fn flush(&mut self) -> Result<(), Ended> {
         let Some(unflushed) = self.desk.unflushed() else { return Ok(()) };
+        if self.work.stores() {
+            return self.store(&unflushed.through).await;
+        }
         self.ask_flush(&unflushed).await?;
         self.desk.flushed(&unflushed.through);
         Ok(())
@@ -150,6 +153,13 @@ impl<M: SubscriptionModel> Deliver<M> {
     /// what is stored and what may be.
     pub(crate) async fn wind_up(mut self, why: WindUp) -> (Self, Ended) {
         if self.anew.is_some() {
+            return (self, Ended::Asked);
+        }
+        if self.work.stores() {
+            // Its transactions have ended: what is left is the saver's to store.
+            if let Some(unflushed) = self.desk.unflushed() {
+                self.desk.flushed(&unflushed.through);
+            }
             return (self, Ended::Asked);
         }
         let WindUp::Ends { stored } = why else {

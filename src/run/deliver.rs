@@ -17,7 +17,7 @@ use crate::delivery::{Context, Delivery};
 use crate::error::SourceError;
 use crate::event::ChangeEvent;
 use crate::ids::{Epoch, Ownership, SubscriptionId};
-use crate::model::{Read, Reader, SourceState, SubscriptionModel};
+use crate::model::{Fingerprint, Read, Reader, SourceState, SubscriptionModel};
 use crate::reason::Reason;
 use crate::run::barrier::Anew;
 use crate::run::careful::Careful;
@@ -52,6 +52,10 @@ pub(crate) struct Deliver<M: SubscriptionModel> {
     /// Set when what was handled is lost with its handler.
     pub(crate) anew: Option<Anew>,
     pub(crate) maybe_seen: MaybeSeen,
+    /// The fingerprint of what is read.
+    pub(crate) pipeline: Fingerprint,
+    /// Whether a position may be stored before an event's is.
+    pub(crate) recorded: bool,
     /// Where the positions come from that are read now.
     pub(crate) source: Source,
     /// The last new start behind lost history, by its number.

@@ -15,7 +15,7 @@ use crate::run::deliver::{Deliver, Ended, is_beyond};
 use crate::run::desk::Gate;
 use crate::run::failing::Patience;
 use crate::run::policy::SaveMode;
-use crate::run::work::{Done, panic_message};
+use crate::run::work::{Done, Stored, panic_message};
 use crate::status::Status;
 
 const YIELD_EVERY: Duration = Duration::from_millis(1);
@@ -109,16 +109,21 @@ impl<M: SubscriptionModel> Deliver<M> {
             if handed == 0 {
                 return Ok(());
             }
-            if self.barrier && self.has_failed(batch) {
+            if self.barrier && !self.work.stores() && self.has_failed(batch) {
                 // Should it take the handler along again, nothing else is lost with it.
                 self.flush().await?;
             }
-            let Done { settled, failed, renewed, gone } = self.attempt(&batch.deliveries[..handed]).await?;
-            if gone {
-                return Err(Ended::Asked);
-            }
+            let done = self.attempt(&batch.deliveries[..handed]).await?;
+            let Done { settled, failed, renewed, stored, ended } = done;
+            let last = stored.and(settled.checked_sub(1)).and_then(|last| self.desk.mark_of(batch.seqs[last]));
             let wanted = self.settle(batch, settled, How::Handled);
-            self.saved_if(wanted).await?;
+            match stored.zip(last) {
+                Some((Stored { at }, last)) => self.desk.stored_by_work(last, at),
+                None => self.saved_if(wanted).await?,
+            }
+            if let Some(ended) = ended {
+                return Err(ended);
+            }
             if settled > 0 {
                 self.store_with_care().await?;
                 patience = Patience::default();
@@ -130,7 +135,9 @@ impl<M: SubscriptionModel> Deliver<M> {
                 if renewed && let Some(first) = batch.first().map(|first| first.position.clone()) {
                     self.begin_fresh(first, &failure.to_string()).await?;
                 }
-                self.failed(batch, handed - settled, failure, &mut patience).await?;
+                // Events in a transaction are handled one by one: those behind it were not.
+                let failed = if self.work.stores() { 1 } else { handed - settled };
+                self.failed(batch, failed, failure, &mut patience).await?;
                 has_failed = true;
                 continue;
             }
@@ -190,7 +197,11 @@ impl<M: SubscriptionModel> Deliver<M> {
 
     /// One call of the handler.
     async fn attempt(&mut self, batch: &[Delivery]) -> Result<Done, Ended> {
-        let limit = self.settings.handler_timeout;
+        let limit = self.settings.handler_timeout.filter(|_| !self.work.stores());
+        if self.work.stores() {
+            let template = self.template();
+            self.work.bind(template);
+        }
         let call = self.work.work(batch);
         let call = async {
             match limit {

@@ -103,6 +103,12 @@ impl Progress {
         mark
     }
 
+    /// An event that was read and is not safe yet.
+    pub(crate) fn mark_of(&self, seq: u64) -> Option<&Mark> {
+        let at = self.waiting.binary_search_by_key(&seq, |entry| entry.mark.seq).ok()?;
+        Some(&self.waiting[at].mark)
+    }
+
     pub(crate) fn safe(&self) -> Option<&Mark> {
         self.safe.as_ref()
     }

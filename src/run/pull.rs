@@ -7,6 +7,7 @@ use tokio::sync::{Notify, mpsc};
 use crate::batch_handler::BatchLimits;
 use crate::delivery::Delivery;
 use crate::pulled::{Dropped, Pulled};
+use crate::run::deliver::Ended;
 use crate::run::work::{Done, Work};
 use crate::storage::BoxFuture;
 
@@ -32,13 +33,13 @@ impl Work for PullWork {
         Box::pin(async move {
             tokio::select! {
                 biased;
-                () = batch[0].cancelled() => return Done::gone(),
-                () = self.deliveries.closed() => return Done::gone(),
+                () = batch[0].cancelled() => return Done::ended(Ended::Asked),
+                () = self.deliveries.closed() => return Done::ended(Ended::Asked),
                 () = self.demand.notified() => {}
             }
             let (pulled, answered) = Pulled::new(batch[0].clone());
             if self.deliveries.send(pulled).await.is_err() {
-                return Done::gone();
+                return Done::ended(Ended::Asked);
             }
             tokio::select! {
                 biased;
@@ -46,10 +47,10 @@ impl Work for PullWork {
                     Ok(Ok(())) => Done::all(1),
                     Ok(Err(failure)) => Done::failed(0, failure),
                     // With its stream it was not refused: nobody is there any more.
-                    Err(_) if self.deliveries.is_closed() => Done::gone(),
+                    Err(_) if self.deliveries.is_closed() => Done::ended(Ended::Asked),
                     Err(_) => Done::failed(0, Dropped),
                 },
-                () = self.deliveries.closed() => Done::gone(),
+                () = self.deliveries.closed() => Done::ended(Ended::Asked),
             }
         })
     }

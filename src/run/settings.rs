@@ -149,6 +149,32 @@ impl Options {
 }
 
 impl Settings {
+    /// Refuses what cannot be had where positions are stored in transactions with the handler's effects.
+    pub(crate) fn fit_for_transactions(&self, held: bool) -> Result<(), SubscribeError> {
+        let refuse = |field, message: &str| Err(SubscribeError::Config { field, message: message.into() });
+        if let SavePolicy::When(_) = self.save {
+            return refuse(
+                "save_when",
+                "in a transaction the position is stored with the effects; save_every(n) says how many events go together",
+            );
+        }
+        if held {
+            return refuse(
+                "hold",
+                "in a transaction the position is stored with the effects, and nothing is held back",
+            );
+        }
+        Ok(())
+    }
+
+    /// How many events go into one transaction.
+    pub(crate) fn events_in_a_transaction(&self) -> usize {
+        match self.save {
+            SavePolicy::Every(events) => usize::try_from(events).unwrap_or(usize::MAX),
+            SavePolicy::When(_) => 1,
+        }
+    }
+
     /// Settings that can be used and are likely a mistake.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();

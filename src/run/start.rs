@@ -33,6 +33,8 @@ pub(crate) struct Starting<'a, M, S> {
     /// One for every try: a claim whose reply was lost is made again by the same owner.
     pub(crate) owner: Owner,
     pub(crate) in_the_way: InTheWay,
+    /// Positions are to be stored in transactions with the handler's effects.
+    pub(crate) transactional: bool,
 }
 
 /// What a start waits for at the moment: the reason when its time is over.
@@ -162,6 +164,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
     async fn once(&self, pipeline: &Fingerprint) -> Result<Started<M>, Failed> {
         let before = self.ask_storage(self.storage.read(self.id)).await?;
         let identity = self.ask_source(self.model.identity()).await?;
+        if self.transactional {
+            self.is_one_deployment(&identity).await?;
+        }
         let plan = self.leave_out(&identity).await?;
         let mut settled = self.settle(before.as_ref()).await?;
         let (reader, opened_at) = match self.verify_and_open(&settled, before.as_ref(), &identity, &plan).await {

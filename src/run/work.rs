@@ -3,14 +3,17 @@
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
 
+use bson::DateTime;
 use futures::FutureExt;
 
 use crate::batch_handler::{BatchHandler, BatchLimits};
 use crate::checkpoint::Checkpoint;
 use crate::delivery::Delivery;
+use crate::error::StorageError;
 use crate::handler::{Failure, Handler};
 use crate::hold::Hold;
-use crate::storage::BoxFuture;
+use crate::run::deliver::Ended;
+use crate::storage::{BoxFuture, Save, SaveOutcome};
 
 /// Handles deliveries. It never panics: a panic of the user's code is a failure.
 pub(crate) trait Work: Send + 'static {
@@ -34,6 +37,16 @@ pub(crate) trait Work: Send + 'static {
     fn flush(&mut self, through: Checkpoint) -> BoxFuture<'_, Result<Checkpoint, String>> {
         Box::pin(async { Ok(through) })
     }
+    /// Whether it stores the positions of what it settles by itself, and whatever else is stored while it is at work.
+    fn stores(&self) -> bool {
+        false
+    }
+    /// What goes with the positions it stores from now on. Only what stores is told.
+    fn bind(&mut self, _template: Save) {}
+    /// Stores a position that lies behind events it did not settle. Only what stores is asked.
+    fn store(&mut self, _save: Save) -> BoxFuture<'_, Result<SaveOutcome, StorageError>> {
+        Box::pin(async { Ok(SaveOutcome::NotAhead) })
+    }
     /// The run ends. Only what buffers is asked.
     fn released(&mut self, through: Checkpoint) -> BoxFuture<'_, Result<Checkpoint, String>> {
         Box::pin(async { Ok(through) })
@@ -49,21 +62,30 @@ pub(crate) struct Done {
     pub(crate) failed: Option<Failure>,
     /// A fresh handler goes on.
     pub(crate) renewed: bool,
-    /// Nobody has it in hand, and the run is being stopped.
-    pub(crate) gone: bool,
+    /// The position of the last one settled is stored.
+    pub(crate) stored: Option<Stored>,
+    /// It is not the handler that failed, and nothing more can be done.
+    pub(crate) ended: Option<Ended>,
+}
+
+/// A position that was stored by whoever settled it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stored {
+    /// When, on the storage's clock; none when it had been stored before.
+    pub(crate) at: Option<DateTime>,
 }
 
 impl Done {
     pub(crate) fn all(settled: usize) -> Self {
-        Self { settled, failed: None, renewed: false, gone: false }
+        Self { settled, failed: None, renewed: false, stored: None, ended: None }
+    }
+
+    pub(crate) fn ended(ended: Ended) -> Self {
+        Self { ended: Some(ended), ..Self::all(0) }
     }
 
     pub(crate) fn failed(settled: usize, why: impl Into<Failure>) -> Self {
-        Self { settled, failed: Some(why.into()), renewed: false, gone: false }
-    }
-
-    pub(crate) fn gone() -> Self {
-        Self { settled: 0, failed: None, renewed: false, gone: true }
+        Self { failed: Some(why.into()), ..Self::all(settled) }
     }
 }
 
@@ -90,7 +112,7 @@ impl<H> Source<H> {
     }
 }
 
-fn panicked(panic: &(dyn Any + Send)) -> String {
+pub(crate) fn panicked(panic: &(dyn Any + Send)) -> String {
     format!("the handler panicked: {}", panic_message(panic))
 }
 

@@ -29,7 +29,18 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "seams",
         beside: true,
-        modules: &["audit", "batch_handler", "dead_letter", "fan_out", "handler", "model", "pulled", "storage"],
+        modules: &[
+            "audit",
+            "batch_handler",
+            "dead_letter",
+            "fan_out",
+            "handler",
+            "model",
+            "pulled",
+            "storage",
+            "transaction_handler",
+            "transactional_storage",
+        ],
     },
     Layer {
         name: "backends, status and suites",

@@ -34,3 +34,4 @@ mod storage;
 mod store_faults;
 mod support;
 mod takeover;
+mod transactions;

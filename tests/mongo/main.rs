@@ -30,6 +30,7 @@ mod storage;
 mod subscribe_command;
 #[path = "../support/mod.rs"]
 mod support;
+mod transactions;
 mod two_processes;
 
 use std::process::ExitCode;
@@ -45,6 +46,7 @@ const ROLES: &[support::child::Role] = &[
     ("killed-with-letters", dead_letters::play),
     ("talk", rights::talk),
     ("one-of-two", two_processes::play),
+    ("transfers", transactions::play),
 ];
 
 fn tests() -> Vec<libtest_mimic::Trial> {
@@ -73,6 +75,7 @@ fn tests() -> Vec<libtest_mimic::Trial> {
         on_any_server(storage::tests()),
         source::tests(),
         subscribe_command::tests(),
+        transactions::tests(),
         on_any_server(two_processes::tests()),
     ]
     .into_iter()

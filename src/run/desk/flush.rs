@@ -1,9 +1,10 @@
 //! The desk as the barrier sees it: what the handler is to flush, what it has, and what is lost with it. Called by the
 //! deliver task and, where a flush is wanted or a run begins anew, by the saver's.
 
+use bson::DateTime;
 use tokio::sync::futures::Notified;
 
-use super::{Desk, Unflushed};
+use super::{Desk, StoredByWork, Unflushed};
 use crate::ids::Fence;
 use crate::run::policy::{Policy, SavePolicy};
 use crate::run::progress::Mark;
@@ -34,6 +35,25 @@ impl Desk {
             // Somebody waits for it: a quiet save, a drain, a request.
             self.news.notify_one();
         }
+    }
+
+    /// An event that was read and is not safe yet.
+    pub(crate) fn mark_of(&self, seq: u64) -> Option<Mark> {
+        self.inner().progress.mark_of(seq).cloned()
+    }
+
+    /// Everything up to a position is stored already, and was not by the saver: at this time, none if it had been before.
+    pub(crate) fn stored_by_work(&self, mark: Mark, at: Option<DateTime>) {
+        let mut inner = self.inner();
+        inner.save_after_flush = false;
+        if inner.policy.flushed_up_to().is_none_or(|flushed| flushed.seq < mark.seq) {
+            inner.policy.flushed(&mark, false);
+        }
+        let saves = inner.stored_by_work.as_ref().map_or(0, |before| before.saves) + u64::from(at.is_some());
+        let at = at.or_else(|| inner.stored_by_work.as_ref().and_then(|before| before.at));
+        inner.stored_by_work = Some(StoredByWork { mark, at, saves });
+        drop(inner);
+        self.news.notify_one();
     }
 
     /// What was not flushed is lost with its handler, and is not waited for any more.

@@ -8,6 +8,7 @@ mod note;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bson::DateTime;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
@@ -59,6 +60,8 @@ struct Inner {
     flush_wanted: bool,
     /// A save is asked for as soon as it has.
     save_after_flush: bool,
+    /// The last position that was stored by the handler's work.
+    stored_by_work: Option<StoredByWork>,
     /// Since when something handled has not been declared durable, under a hold.
     held_since: Option<Instant>,
 }
@@ -117,6 +120,17 @@ pub(crate) struct View {
     /// An event that is to be noted in the record, and the number of the note.
     pub(crate) to_note: Option<(u64, storage::InHand)>,
     pub(crate) held: Option<HeldBack>,
+    pub(crate) stored_by_work: Option<StoredByWork>,
+}
+
+/// A position that is stored, and was not by the saver.
+#[derive(Debug, Clone)]
+pub(crate) struct StoredByWork {
+    pub(crate) mark: Mark,
+    /// When the last one was, on the storage's clock.
+    pub(crate) at: Option<DateTime>,
+    /// How many have been, in this run.
+    pub(crate) saves: u64,
 }
 
 /// What a hold keeps from being stored.
@@ -149,6 +163,7 @@ impl Desk {
             save_requested: false,
             flush_wanted: false,
             save_after_flush: false,
+            stored_by_work: None,
             held_since: None,
         };
         let gate = watch::Sender::new(Gate::default());
@@ -286,6 +301,7 @@ impl Desk {
             held: inner
                 .held_since
                 .map(|since| HeldBack { since, durable: inner.policy.declared().map(|mark| mark.position.clone()) }),
+            stored_by_work: inner.stored_by_work.clone(),
             safe: inner.progress.safe().cloned(),
             storable: inner.policy.storable().cloned(),
             flushed: inner.policy.flushed_up_to().cloned(),

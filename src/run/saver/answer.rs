@@ -6,7 +6,7 @@ use tracing::{debug, warn};
 use super::{Lost, QUIET_FAILURES, Saver, Why, Write};
 use crate::error::StorageError;
 use crate::reason::Reason;
-use crate::run::desk::Desk;
+use crate::run::desk::{Desk, StoredByWork};
 use crate::run::progress::Mark;
 use crate::status::Board;
 use crate::storage::{CheckpointStorage, SaveOutcome};
@@ -59,8 +59,27 @@ impl<S: CheckpointStorage> Saver<S> {
         }
     }
 
+    /// A position that the handler's work has stored needs no write any more.
+    pub(super) fn take_over(&mut self, stored: &StoredByWork, desk: &Desk, board: &Board) {
+        let StoredByWork { mark, at, saves } = stored;
+        let new = saves.saturating_sub(std::mem::replace(&mut self.taken_over, *saves));
+        if new > 0 {
+            board.count(|status| {
+                status.saves += new;
+                status.saved_at = at.or(status.saved_at);
+            });
+        }
+        if self.is_ahead(mark) {
+            // It counts as a write of ours: the next quiet one has its time an interval later.
+            (self.last_sent, self.last_answer) = (Instant::now(), Some(Instant::now()));
+            self.stored_now(mark.clone(), Why::Wanted, desk, board);
+        }
+    }
+
     fn stored_now(&mut self, mark: Mark, why: Why, desk: &Desk, board: &Board) {
         debug!(subscription = %self.template.id, position = %mark.position, "checkpoint stored");
+        // A write that was in flight when the handler's work stored more.
+        let mark = self.stored.take().filter(|stored| stored.seq > mark.seq).unwrap_or(mark);
         self.wanted_since = None;
         self.quiet_failures = 0;
         self.went_well(board);

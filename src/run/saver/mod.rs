@@ -67,6 +67,8 @@ pub(crate) struct Saver<S> {
     repeats: Repeats,
     /// Written since the last answer and not answered for: the record may have them.
     unanswered: Vec<Mark>,
+    /// How many writes of the handler's work are counted.
+    taken_over: u64,
 }
 
 struct Write {
@@ -124,6 +126,7 @@ impl<S: CheckpointStorage> Saver<S> {
             last_error: None,
             repeats: Repeats::default(),
             unanswered: Vec::new(),
+            taken_over: 0,
         }
     }
 
@@ -201,6 +204,9 @@ impl<S: CheckpointStorage> Saver<S> {
     pub(crate) fn send(&mut self, desk: &Desk, board: &Board) -> Option<Instant> {
         let view = desk.view();
         let now = Instant::now();
+        if let Some(stored) = &view.stored_by_work {
+            self.take_over(stored, desk, board);
+        }
         if desk.take_save_request()
             && let Some(up_to) = self.outstanding(&view).map(|mark| mark.seq)
         {

@@ -1,5 +1,7 @@
 //! A checkpoint storage that fails, hangs, answers late or loses its reply when told to, and keeps a journal.
 
+mod transactions;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -57,6 +59,11 @@ struct Script {
     reads_sent: usize,
     deployment: Option<Deployment>,
     namespaces: Vec<Namespace>,
+    begins: VecDeque<Fault>,
+    no_begins: bool,
+    commits: VecDeque<Option<Fault>>,
+    commits_sent: usize,
+    roll_backs: u32,
 }
 
 pub fn unavailable() -> StorageError {
