@@ -8,7 +8,7 @@ use futures::future::join_all;
 
 use crate::checkpoint::Checkpoint;
 use crate::delivery::Delivery;
-use crate::handler::{Failure, Handler};
+use crate::handler::{Failure, Handler, Verdict};
 use crate::hold::{Declared, Hold, Mark, Positions};
 use crate::storage::BoxFuture;
 
@@ -18,7 +18,8 @@ const ROUNDS: usize = 8;
 /// A handler of several: `fan_out().with(a).with(b)`.
 ///
 /// Each event goes to all members, side by side, and is handled when all of them have handled it; a member that has is
-/// not asked again while the others are. A member that fails fails the event.
+/// not asked again while the others are. A member that fails fails the event; of several verdicts the one that passes
+/// over least counts: stop, then retry, then dead letter, then skip.
 ///
 /// Before a save all members that [buffer](Handler::buffers) flush, and are brought to the highest position that any of
 /// them reports; one that cannot follow fails the save, and with it every member begins anew. At the end, if what they
@@ -124,7 +125,17 @@ impl Handler for FanOut {
     async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
         let undone = self.members.iter_mut().filter(|member| member.done.as_ref() != Some(&delivery.position));
         let answers = join_all(undone.map(|member| member.handle(delivery.clone()))).await;
-        answers.into_iter().find(Result::is_err).unwrap_or(Ok(()))
+        // What one member wants passed over must not pass over what another one has not done.
+        let weight = |failure: &Failure| match failure.verdict() {
+            Verdict::Stop => 3,
+            Verdict::Retry => 2,
+            Verdict::DeadLetter => 1,
+            Verdict::Skip => 0,
+        };
+        match answers.into_iter().filter_map(Result::err).max_by_key(weight) {
+            Some(failure) => Err(failure),
+            None => Ok(()),
+        }
     }
 
     fn buffers(&self) -> bool {
@@ -132,7 +143,7 @@ impl Handler for FanOut {
     }
 
     async fn claimed(&mut self, from: Option<Checkpoint>, hold: Hold) -> Result<(), Failure> {
-        let declared = self.members.iter().map(|_| Some(None)).collect();
+        let declared = self.members.iter().map(|_| Says::Durable(None)).collect();
         let common = Arc::new(Common { hold, declared: Mutex::new(declared) });
         for (index, member) in self.members.iter_mut().enumerate() {
             let hold = Hold { positions: Arc::new(OfMember { common: common.clone(), index }) };
@@ -190,22 +201,34 @@ impl fmt::Debug for FanOut {
 /// The run's hold and what each member has declared in it.
 struct Common {
     hold: Hold,
-    /// Of each member the last mark declared, if any; none at all for a member that does not declare any more.
-    declared: Mutex<Vec<Option<Option<Mark>>>>,
+    /// Of each member.
+    declared: Mutex<Vec<Says>>,
+}
+
+/// What a member says of what it has made durable.
+enum Says {
+    /// It declares it: up to this mark so far.
+    Durable(Option<Mark>),
+    /// It does not declare any more.
+    Nothing,
 }
 
 impl Common {
-    fn declared(&self) -> MutexGuard<'_, Vec<Option<Option<Mark>>>> {
+    fn declared(&self) -> MutexGuard<'_, Vec<Says>> {
         self.declared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Declares what every member that has to has declared.
-    fn declare(&self, declared: &[Option<Option<Mark>>]) {
-        let mut marks = declared.iter().flatten().peekable();
+    fn declare(&self, declared: &[Says]) {
+        let marks = declared.iter().filter_map(|says| match says {
+            Says::Durable(mark) => Some(mark.as_ref()),
+            Says::Nothing => None,
+        });
+        let mut marks = marks.peekable();
         if marks.peek().is_none() {
             return self.hold.resume_auto();
         }
-        let marks = marks.map(Option::as_ref).collect::<Option<Vec<_>>>().unwrap_or_default();
+        let marks = marks.collect::<Option<Vec<_>>>().unwrap_or_default();
         if let Some(lowest) = marks.into_iter().min_by_key(|mark| seq(mark)) {
             self.hold.durable_through(lowest);
         }
@@ -233,7 +256,7 @@ impl Positions for OfMember {
             return Declared::Stale;
         }
         let mut declared = self.common.declared();
-        if let Some(last) = &mut declared[self.index]
+        if let Says::Durable(last) = &mut declared[self.index]
             && last.as_ref().is_none_or(|last| last.fence != fence || seq(last) < seq(mark))
         {
             *last = Some(mark.clone());
@@ -248,7 +271,7 @@ impl Positions for OfMember {
 
     fn resume_auto(&self) {
         let mut declared = self.common.declared();
-        declared[self.index] = None;
+        declared[self.index] = Says::Nothing;
         self.common.declare(&declared);
     }
 }

@@ -51,7 +51,8 @@
 //!   stops, each with a [`Reason`]. Nothing ever goes on at "now" instead, unless you chose that by
 //!   [`StartAt::Always`].
 //!
-//! [The guide](guide) tells all of it: when the position is stored, what a kill costs, fences and epochs; and
+//! [The guide](guide) tells all of it: when the position is stored, what a kill costs, fences and epochs, what the record
+//! holds; [handlers that keep something back](guide::handlers), fan-outs and streams; and
 //! [what follows when a handler fails](guide::failures).
 //! [The runbook](runbook) says what to do about each reason.
 //!
@@ -61,7 +62,11 @@
 //! |---|---|
 //! | subscribing, and every setting | [`DurableSubscriptions`], [`Subscribe`], [`StartAt`], [`Filter`] |
 //! | handling | [`Handler`], [`BatchHandler`], [`Delivery`], [`ChangeEvent`] |
-//! | a handler that fails | [`Failure`], [`OnFailure`], [`Then`], [the guide](guide::failures) |
+//! | a handler that buffers, or stores in the background | [`Handler::flush`], [`Subscribe::hold`], [`Hold`], [`Mark`], [the guide](guide::handlers) |
+//! | several handlers as one, deliveries that are pulled | [`fan_out`](fan_out()), [`FanOut`], [`DurableSubscriptions::stream`], [`Deliveries`], [`Pulled`] |
+//! | a handler that fails, or kills its process | [`Failure`], [`OnFailure`], [`Then`], [the guide](guide::failures) |
+//! | stepping over events by hand | [`Subscription::skip`], [`DurableSubscriptions::skip`], [`Skipped`] |
+//! | a source that changes | [`OnInvalidate`], [`OnHistoryLost`], [`Gap`] |
 //! | dead letters | [`DurableSubscriptions::retry`], [`evict`](DurableSubscriptions::evict), [`DocumentKey`], [`Sequence`], [`Letter`], [`MongoDeadLetterStorage`] |
 //! | a running subscription | [`Subscription`], [`Status`], [`State`], [`Reason`] |
 //! | what failed | [`SubscribeError`], [`SubscriptionError`], [`DeadLetterError`], [`DecodeError`], [`SourceError`], [`StorageError`] |
@@ -101,6 +106,7 @@ mod dead_letter;
 mod fan_out;
 mod handler;
 mod model;
+mod pulled;
 mod storage;
 mod transaction_handler;
 mod transactional_storage;
@@ -134,7 +140,7 @@ pub use batch_handler::{BatchFailure, BatchHandler, BatchLimits};
 pub use checkpoint::{BadToken, Checkpoint, Kind, Token};
 pub use dead_letter::{DeadLetterStorage, DynDeadLetterStorage};
 pub use delivery::Delivery;
-pub use durable::{DurableSubscriptions, Retried, Subscribe};
+pub use durable::{Deliveries, DurableSubscriptions, Retried, Subscribe};
 pub use error::{DeadLetterError, DecodeError, SourceError, StorageError, SubscribeError, SubscriptionError};
 pub use event::{ChangeEvent, Operation, SplitEvent, TruncatedArray, UpdateDescription};
 pub use fan_out::{FanOut, fan_out};
@@ -154,6 +160,7 @@ pub use mongo::{
     GlobalCheckpointSource, MongoCheckpointStorage, MongoDeadLetterStorage, MongoSession, Transaction,
 };
 pub use on_failure::{OnFailure, Retries, Then};
+pub use pulled::Pulled;
 pub use reason::Reason;
 pub use run::changes::{OnHistoryLost, OnInvalidate};
 pub use run::policy::{SaveMode, SavePolicy};
@@ -161,8 +168,8 @@ pub use run::settings::Options;
 pub use start::{Start, StartAt};
 pub use status::{State, Status};
 pub use storage::{
-    BoxFuture, CheckpointStorage, Claim, ClaimOutcome, DynCheckpointStorage, Record, Save, SaveOutcome, Source,
-    StartPosition,
+    BoxFuture, CheckpointStorage, Claim, ClaimOutcome, DynCheckpointStorage, Hand, InHand, Record, Save, SaveOutcome,
+    Source, StartPosition,
 };
 pub use subscription::Subscription;
 pub use transaction_handler::TransactionHandler;
@@ -172,6 +179,8 @@ pub use transactional_storage::{Begun, Committed, TransactionError, Transactiona
 #[cfg(any(doc, doctest))]
 #[doc = include_str!("guide/positions.md")]
 pub mod guide {
+    #[doc = include_str!("guide/handlers.md")]
+    pub mod handlers {}
     #[doc = include_str!("guide/failures.md")]
     pub mod failures {}
 }

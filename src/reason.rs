@@ -37,8 +37,12 @@ pub enum Reason {
         /// What the storage or the network said.
         message: String,
     },
-    /// The handler fails for the event in hand. Goes on by itself.
-    #[error("the handler has failed {attempts} times for the event at {position} ({error}); it is tried again")]
+    /// The handler fails for the event in hand, or to flush. Goes on by itself, unless it has stalled: the process died of
+    /// the event again and again, and the failure policy knows no end.
+    #[error(
+        "the handler has failed {attempts} times for the event at {position} ({error}); everything behind it waits until it \
+         is handled, or stepped over with `skip(position, reason)`"
+    )]
     HandlerFailing {
         /// The event in hand.
         position: Checkpoint,
@@ -102,7 +106,7 @@ pub enum Reason {
     /// An event is larger than a reply can hold (16 MB), and the server cannot split it.
     #[error(
         "the event at {position} is larger than the server can send; ask for less of it (no look-up, no image, a \
-         projection), or step over it"
+         projection), or step over it with `skip(position, reason)`"
     )]
     EventTooLarge {
         /// Its own position; everything before it has been read. When it could not be found out, the last one before it.
@@ -111,7 +115,7 @@ pub enum Reason {
     /// An event lacks an image of the document that the stream requires.
     #[error(
         "the event at {position} has no {image}, which is required: the server does not keep it, or no longer; ask for it \
-         `WhenAvailable`, or step over it"
+         `WhenAvailable`, or step over it with `skip(position, reason)`"
     )]
     ImageMissing {
         /// The event's own position; everything before it has been read. When it could not be found out, the last one
@@ -167,7 +171,7 @@ pub enum Reason {
     Deleted,
     /// The collection was dropped or renamed, or the database dropped.
     #[error(
-        "the feed ended with an invalidate at {position}: what it watches was dropped or renamed; subscribe again to go on behind it"
+        "the feed ended with an invalidate at {position}: what it watches was dropped or renamed; subscribe again to go on behind it, or let it go on by itself with `OnInvalidate::Continue`"
     )]
     Invalidated {
         /// The position of the `invalidate`.

@@ -1,10 +1,13 @@
 //! The seam to where checkpoints are stored: one record per subscription id, claimed by one owner at a time.
 
 mod boxed;
+mod hand;
+mod order;
 
 use bson::{DateTime, Timestamp};
 
 pub use self::boxed::{BoxFuture, DynCheckpointStorage};
+pub use self::hand::{Hand, InHand};
 use crate::audit::{Gap, Note, Skipped, append};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::StorageError;
@@ -43,6 +46,10 @@ pub trait CheckpointStorage: Clone + Send + Sync + 'static {
 
     /// Takes ownership of an id: a new fence and owner, in one write. Makes a missing record, stores the claim's
     /// start if no position is stored, clears `clean`, leaves a stored position as it is.
+    ///
+    /// A claim that expects nobody counts how the owner before it ended: unless that was `clean`, or it had stored something
+    /// behind its claim, [`Record::unclean_ends`] is one more, else none; and the event it left in hand has one death more,
+    /// unless it ended clean. The same claim made again counts nothing.
     ///
     /// # Errors
     /// [`StorageError`]; after `Unavailable` the outcome is unknown, and claiming again is harmless.
@@ -83,6 +90,20 @@ pub trait CheckpointStorage: Clone + Send + Sync + 'static {
     /// # Cancel safety
     /// Nothing is lost by dropping it.
     fn list(&self) -> impl Future<Output = Result<Vec<String>, StorageError>> + Send;
+
+    /// Takes back, once, what the last claim has counted against this owner, who lives and says so. Whoever's end was not
+    /// the one counted, and a record that is gone, are left alone.
+    ///
+    /// # Errors
+    /// [`StorageError`] when it could not be written; nobody insists on it.
+    ///
+    /// # Cancel safety
+    /// Dropped, the outcome is unknown.
+    fn not_dead(
+        &self,
+        id: &SubscriptionId,
+        superseded: &Ownership,
+    ) -> impl Future<Output = Result<(), StorageError>> + Send;
 
     /// The collections this storage writes to, so that a scope around them can leave them out.
     fn namespaces(&self) -> Vec<Namespace> {
@@ -131,6 +152,10 @@ pub struct Record {
     pub gaps: Vec<Gap>,
     /// The newest skips by hand, oldest first.
     pub skips: Vec<Skipped>,
+    /// How many runs in a row ended without a word and without having stored anything.
+    pub unclean_ends: u32,
+    /// The event that was in hand when a careful run last ended without a word, or is now.
+    pub in_hand: Option<InHand>,
 }
 
 impl Record {
@@ -150,6 +175,8 @@ impl Record {
             clean: false,
             gaps: Vec::new(),
             skips: Vec::new(),
+            unclean_ends: 0,
+            in_hand: None,
         }
     }
 
@@ -296,6 +323,8 @@ pub struct Save {
     pub clean: bool,
     /// What is to be kept of the events before the position that were not delivered. Default: nothing.
     pub note: Option<Note>,
+    /// What it says of the event in hand. Default: nothing.
+    pub hand: Hand,
 }
 
 impl Save {
@@ -311,6 +340,7 @@ impl Save {
             source: None,
             clean: false,
             note: None,
+            hand: Hand::Unsaid,
         }
     }
 

@@ -184,6 +184,9 @@ impl Subscription {
     /// position together with who did it, when, from where and why, and goes on behind it; a stalled run is resumed by it,
     /// a paused one stays paused.
     ///
+    /// With a dead letter storage, what can be kept of them is put there first, and later events of the same documents wait
+    /// behind that; of an event that cannot be sent, its outline.
+    ///
     /// What is stepped over is lost to the subscription; what is known of it is counted
     /// ([`Status::skipped`](crate::Status::skipped)) and warned about, and the record keeps the newest 16 skips.
     /// Everything behind `through` that was handed out and not stored comes again.
@@ -217,6 +220,13 @@ impl Subscription {
     pub async fn skip(&self, through: Checkpoint, reason: impl Into<String>) -> Result<(), SubscriptionError> {
         let skip = Skip { through, reason: reason.into() };
         self.ask(|reply| Command::Skip(skip, reply)).await
+    }
+
+    /// As [`shutdown`](Self::shutdown), without waiting for it.
+    pub(crate) fn begin_shutdown(&self) {
+        let (reply, _) = oneshot::channel();
+        // A run that is gone has nothing to end.
+        let _ = self.inner.commands.send(Command::Shutdown(reply));
     }
 
     async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, SubscriptionError> {

@@ -21,11 +21,12 @@ use crate::metrics;
 use crate::model::{Plan, SubscriptionModel};
 use crate::on_failure::OnFailure;
 use crate::reason::Reason;
+use crate::run::careful::Careful;
 use crate::run::changes::{OnHistoryLost, OnInvalidate};
 use crate::run::deliver::{Deliver, Signals};
 use crate::run::desk::Desk;
 use crate::run::durable::Run;
-use crate::run::failing::{Failing, Parked, PutBy};
+use crate::run::failing::Trouble;
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::Opening;
 use crate::run::policy::{SaveMode, SavePolicy};
@@ -35,7 +36,7 @@ use crate::run::start::{InTheWay, Started, Starting};
 use crate::run::window;
 use crate::run::work::Work;
 use crate::start::StartAt;
-use crate::status::{Board, State, Status};
+use crate::status::{Board, Status};
 use crate::storage::{BoxFuture, CheckpointStorage, Record, Save};
 use crate::subscription::Subscription;
 
@@ -55,7 +56,7 @@ pub(super) type MakeWork = Box<dyn FnOnce(&Settings, &Arc<Board>) -> Box<dyn Wor
 /// Dropped, nothing is registered and the id is free; a claim or a start that was stored already stays stored, and the
 /// next `subscribe` goes on from it.
 #[must_use = "it starts when it is awaited"]
-pub struct Subscribe<M, S> {
+pub struct Subscribe<M, S, O = Subscription> {
     pub(super) inner: Arc<Inner<M, S>>,
     pub(super) options: Options,
     pub(super) id: String,
@@ -64,11 +65,13 @@ pub struct Subscribe<M, S> {
     pub(super) filter: Filter,
     pub(super) start_at: StartAt,
     pub(super) held: bool,
+    /// What is made of the subscription once it runs.
+    pub(super) finish: Box<dyn FnOnce(Subscription) -> O + Send>,
     /// Positions are stored in transactions with the handler's effects.
     pub(super) transactional: bool,
 }
 
-impl<M, S> Subscribe<M, S> {
+impl<M, S, O> Subscribe<M, S, O> {
     option_setters!();
 
     /// Stores only what the handler has declared durable ([`Hold`](crate::Hold)), never what was merely handled. Default:
@@ -97,14 +100,22 @@ impl<M, S> Subscribe<M, S> {
     }
 }
 
-impl<M, S> fmt::Debug for Subscribe<M, S> {
+impl<M, S> Subscribe<M, S> {
+    /// The same with another answer.
+    pub(super) fn into_other<O>(self, finish: Box<dyn FnOnce(Subscription) -> O + Send>) -> Subscribe<M, S, O> {
+        let Self { inner, options, id, limits, work, filter, start_at, held, transactional, finish: _ } = self;
+        Subscribe { inner, options, id, limits, work, filter, start_at, held, transactional, finish }
+    }
+}
+
+impl<M, S, O> fmt::Debug for Subscribe<M, S, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Subscribe").field("id", &self.id).field("options", &self.options).finish_non_exhaustive()
     }
 }
 
-impl<M: SubscriptionModel, S: CheckpointStorage> IntoFuture for Subscribe<M, S> {
-    type Output = Result<Subscription, SubscribeError>;
+impl<M: SubscriptionModel, S: CheckpointStorage, O: 'static> IntoFuture for Subscribe<M, S, O> {
+    type Output = Result<O, SubscribeError>;
     type IntoFuture = BoxFuture<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
@@ -112,8 +123,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage> IntoFuture for Subscribe<M, S> 
     }
 }
 
-impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
-    async fn start(self) -> Result<Subscription, SubscribeError> {
+impl<M: SubscriptionModel, S: CheckpointStorage, O> Subscribe<M, S, O> {
+    async fn start(self) -> Result<O, SubscribeError> {
         let id = SubscriptionId::new(self.id)
             .map_err(|error| SubscribeError::Config { field: "id", message: error.to_string() })?;
         let settings = self.options.settings()?;
@@ -158,6 +169,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             ..Save::new(id.clone(), ownership.clone(), epoch, from.clone().unwrap_or(Checkpoint::Text("".into())))
         };
         let restarted = stored.as_ref().is_some_and(Record::is_at_gap).then_some(0);
+        let careful = stored.as_ref().and_then(Careful::behind);
         let recorded = stored.is_some();
         let saver =
             Saver::new(self.inner.storage.clone(), template, settings.save_mode, settings.quiet_interval, stored);
@@ -187,6 +199,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             work,
             barrier,
             told: true,
+            careful,
             anew: None,
             maybe_seen: MaybeSeen::up_to(repeats_until),
             pipeline,
@@ -196,24 +209,14 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
             taken: None,
             counted: None,
             handed_out: None,
-            put_by: PutBy::default(),
-            failing: Failing::default(),
-            parked: Parked::default(),
+            trouble: Trouble::default(),
             yielded: None,
             signals: Signals::default(),
             opened: None,
             settings,
         };
         if let Some(interval) = quiet_interval {
-            let look = window::warn_when_short(id.clone(), self.inner.model.clone(), interval);
-            // It ends with the run, whose handles and tasks hold the other ends of its status.
-            let mut status = board.subscribe();
-            tokio::spawn(async move {
-                tokio::select! {
-                    () = look => {}
-                    _ = status.wait_for(|status| matches!(status.state, State::Stopped(_))) => {}
-                }
-            });
+            window::look_beside(&board, id.clone(), self.inner.model.clone(), interval);
         }
         let (commands, receiver) = mpsc::unbounded_channel();
         let subscription = Subscription::new(id, commands, &board, hold);
@@ -221,6 +224,6 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Subscribe<M, S> {
         tokio::spawn(metrics::publish(board.subscribe()));
         tokio::spawn(Run::new(deliver, self.inner.storage.clone(), saver, receiver).run(reader));
         reserved.keep(subscription.clone());
-        Ok(subscription)
+        Ok((self.finish)(subscription))
     }
 }

@@ -4,6 +4,7 @@ mod action;
 mod letters;
 mod setters;
 mod skip;
+mod stream;
 mod transactional;
 
 use std::fmt;
@@ -11,11 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
+use tokio::sync::{Notify, mpsc};
 
 use self::action::MakeWork;
 pub use self::action::Subscribe;
 pub use self::letters::Retried;
 use self::setters::option_setters;
+pub use self::stream::Deliveries;
 use crate::batch_handler::{BatchHandler, BatchLimits};
 use crate::checkpoint::Checkpoint;
 use crate::dead_letter::DeadLetterStorage;
@@ -29,6 +32,7 @@ use crate::on_failure::OnFailure;
 use crate::registry::Registry;
 use crate::run::changes::{OnHistoryLost, OnInvalidate};
 use crate::run::policy::{SaveMode, SavePolicy};
+use crate::run::pull::PullWork;
 use crate::run::settings::Options;
 use crate::run::work::{BatchWork, HandlerWork};
 use crate::start::StartAt;
@@ -187,8 +191,44 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
         self.action(id.into(), limits, Box::new(move |_, _| Box::new(BatchWork::new(handler, limits))))
     }
 
+    /// A subscription named `id` whose deliveries are pulled, one at a time; `.await` starts it and answers the stream.
+    ///
+    /// It is the same subscription in another shape: the same settings, the same failure policy, the same order. A delivery
+    /// is handled when it is [settled](crate::Pulled::settle). `handler_timeout` counts from when it is there to be pulled.
+    ///
+    /// ```
+    /// # use mongosub::memory::{self, MemoryCheckpointStorage, MemoryModel};
+    /// # use mongosub::bson::doc;
+    /// use futures::StreamExt;
+    /// use mongosub::DurableSubscriptions;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let model = MemoryModel::new();
+    /// # let subscriptions = DurableSubscriptions::new(model.clone(), MemoryCheckpointStorage::new());
+    /// let mut deliveries = subscriptions.stream("search_index_v3").await?;
+    /// # model.push(memory::insert(1, doc! {}));
+    /// while let Some(pulled) = deliveries.next().await {
+    ///     match pulled.event.document_id::<i32>() {
+    ///         Ok(_) => pulled.settle(),
+    ///         Err(error) => pulled.fail(error),
+    ///     }
+    /// #   break;
+    /// }
+    /// # deliveries.subscription().shutdown().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn stream(&self, id: impl Into<String>) -> Subscribe<M, S, Deliveries> {
+        let (sender, receiver) = mpsc::channel(1);
+        let demand = Arc::new(Notify::new());
+        let work = PullWork::new(sender, demand.clone());
+        let action = self.action(id.into(), BatchLimits::new(1), Box::new(move |_, _| Box::new(work)));
+        action.into_other(Box::new(move |subscription| Deliveries::new(subscription, receiver, demand)))
+    }
+
     fn action(&self, id: String, limits: BatchLimits, work: MakeWork) -> Subscribe<M, S> {
         Subscribe {
+            finish: Box::new(|subscription| subscription),
             inner: self.inner.clone(),
             options: self.options.clone(),
             id,

@@ -23,7 +23,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
     /// id here: the stored position becomes `through`, and the next `subscribe` reads on behind it. For a running one
     /// there is [`Subscription::skip`](crate::Subscription::skip).
     ///
-    /// What is stepped over is lost to the subscription. The record keeps who did it, when, from where, and the reason.
+    /// What is stepped over is lost to the subscription, and nothing of it becomes a dead letter: which events its filter
+    /// passes is not known here. The record keeps who did it, when, from where, and the reason.
     /// The id is claimed for it: a run in another process is superseded, and stops.
     ///
     /// ```

@@ -50,6 +50,16 @@ fn stands_in(record: &Record, bytes: &[u8]) {
             assert_eq!(value.as_str(), stands, "{field:?} of the source");
         }
     }
+    let small = |number: i64| u32::try_from(number).unwrap_or(u32::MAX);
+    assert_eq!(record.unclean_ends, number("uncleanEnds").map_or(0, small), "the unclean ends");
+    let hand = ours.and_then(|ours| plain::find(ours, "inHand")).and_then(plain::Field::document);
+    assert_eq!(record.in_hand.is_some(), hand.is_some(), "whether an event is in hand");
+    if let (Some(in_hand), Some(hand)) = (&record.in_hand, hand) {
+        let deaths = plain::find(hand, "deaths").and_then(plain::Field::integer);
+        assert_eq!(Some(in_hand.deaths), deaths.map(small), "the deaths");
+        let at = plain::find(hand, "at").and_then(plain::Field::text).map(str::parse);
+        assert_eq!(Some(Ok(in_hand.position.clone())), at, "the event in hand");
+    }
     let Some(position) = &record.position else { return };
     let (field, _) = encode_position(position);
     let stands = plain::find(bytes, field);

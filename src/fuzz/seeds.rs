@@ -53,12 +53,15 @@ fn records() -> Vec<Document> {
             doc! { "from": null, "through": QUIET, "reason": "worse", "by": "host:1:b", "at": at },
         ],
     );
+    let mut ended = ours.clone();
+    ended.extend(doc! { "uncleanEnds": 3, "over": 6_i64, "inHand": { "at": LATER, "deaths": 2_i64 } });
     let claimed = doc! { "schema": 1, "fence": 7, "owner": "host:1:a", "source": { "scope": "deployment" } };
     vec![
         doc! { "_id": "a", "resumeToken": { "_data": TOKEN }, "version": 2_i64, "mongosub": ours.clone() },
         doc! { "_id": "a", "operationTime": time, "mongosub": ours.clone() },
         doc! { "_id": "a", "checkpoint": "line 17", "mongosub": ours.clone() },
         doc! { "_id": "a", "operationTime": time, "mongosub": noted },
+        doc! { "_id": "a", "resumeToken": { "_data": TOKEN }, "mongosub": ended },
         doc! { "_id": "a", "mongosub": claimed },
         doc! { "_id": "a", "resumeToken": { "_data": TOKEN.to_lowercase(), "_typeBits": 1 } },
         doc! { "_id": "a", "checkpoint": &texts()[0] },

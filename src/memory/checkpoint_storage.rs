@@ -12,7 +12,7 @@ use crate::checkpoint::Kind;
 use crate::error::StorageError;
 use crate::ids::{Epoch, Fence, Ownership, SubscriptionId};
 use crate::model::Deployment;
-use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Record, Save, SaveOutcome};
+use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Hand, Record, Save, SaveOutcome};
 
 /// Keeps checkpoints in memory. Clones share one store; it ends with the last of them, and every subscription in it
 /// then starts as if it were new.
@@ -43,6 +43,8 @@ pub(super) struct Records {
     pub(super) by_id: BTreeMap<SubscriptionId, Record>,
     /// The last fence given for an id. It outlives the record, since a paused clock cannot tell two claims apart.
     fences: BTreeMap<SubscriptionId, Fence>,
+    /// Whose end the last claim has counted.
+    accused: BTreeMap<SubscriptionId, Option<Fence>>,
     /// What transactions have stored.
     pub(super) values: Values,
     /// How many of them there were.
@@ -76,7 +78,7 @@ impl CheckpointStorage for MemoryCheckpointStorage {
 
     async fn claim(&self, claim: &Claim) -> Result<ClaimOutcome, StorageError> {
         let now = self.now();
-        let Records { by_id, fences, .. } = &mut *self.records();
+        let Records { by_id, fences, accused, .. } = &mut *self.records();
         if let Some(expected) = &claim.expect {
             let Some(record) = by_id.get(&claim.id) else { return Ok(ClaimOutcome::Gone) };
             if record.ownership.as_ref() != Some(expected) {
@@ -90,6 +92,11 @@ impl CheckpointStorage for MemoryCheckpointStorage {
             }
         }
         let record = by_id.entry(claim.id.clone()).or_insert_with(|| Record::empty(claim.id.clone()));
+        let is_own = record.ownership.as_ref().is_some_and(|ownership| ownership.owner == claim.owner);
+        if claim.expect.is_none() && !is_own {
+            let over = count_end(record);
+            accused.insert(claim.id.clone(), over);
+        }
         let stored = record.ownership.as_ref().map(|ownership| ownership.fence);
         let last = fences.get(&claim.id).copied().max(stored);
         let fence = Fence(last.map_or(now, |last| now.max(last.0 + 1)));
@@ -120,6 +127,19 @@ impl CheckpointStorage for MemoryCheckpointStorage {
         Ok(may && by_id.remove(id).is_some())
     }
 
+    async fn not_dead(&self, id: &SubscriptionId, superseded: &Ownership) -> Result<(), StorageError> {
+        let Records { by_id, accused, .. } = &mut *self.records();
+        if let Some(record) = by_id.get_mut(id)
+            && accused.get_mut(id).is_some_and(|fence| fence.take_if(|fence| *fence == superseded.fence).is_some())
+        {
+            record.unclean_ends = record.unclean_ends.saturating_sub(1);
+            if let Some(in_hand) = &mut record.in_hand {
+                in_hand.deaths = in_hand.deaths.saturating_sub(1);
+            }
+        }
+        Ok(())
+    }
+
     async fn list(&self) -> Result<Vec<String>, StorageError> {
         Ok(self.records().by_id.keys().map(ToString::to_string).collect())
     }
@@ -138,8 +158,16 @@ pub(super) fn save_into(by_id: &mut BTreeMap<SubscriptionId, Record>, save: &Sav
         let owner = record.ownership.as_ref().map(|ownership| ownership.owner.clone());
         return SaveOutcome::Superseded { owner, since: record.claimed_at };
     }
-    if is_beyond(record, save) {
+    if record.is_beyond(save) {
         return SaveOutcome::NotAhead;
+    }
+    match &save.hand {
+        Hand::Unsaid => {}
+        Hand::Empty => record.in_hand = None,
+        Hand::Holds(in_hand) => {
+            record.in_hand = Some(in_hand.clone());
+            return SaveOutcome::Saved { at: record.saved_at };
+        }
     }
     record.position = Some(save.position.clone());
     record.kind = Some(save.kind);
@@ -155,14 +183,16 @@ pub(super) fn save_into(by_id: &mut BTreeMap<SubscriptionId, Record>, save: &Sav
     SaveOutcome::Saved { at: Some(now) }
 }
 
-/// Whether what is stored lies beyond what is to be saved.
-fn is_beyond(record: &Record, save: &Save) -> bool {
-    match record.epoch {
-        Some(epoch) if epoch == save.epoch => record.position.as_ref().is_some_and(|stored| {
-            // Text has no order: any is an advance.
-            stored.position_cmp(&save.position).is_some_and(std::cmp::Ordering::is_gt)
-        }),
-        Some(epoch) => epoch > save.epoch,
-        None => false,
+/// Counts how the owner of the record ended, before another one takes it. Answers whose end it was, if it may be taken back.
+fn count_end(record: &mut Record) -> Option<Fence> {
+    let Some(before) = record.ownership.as_ref().filter(|_| !record.clean) else {
+        record.unclean_ends = 0;
+        return None;
+    };
+    let has_stored = record.saved_at > record.claimed_at;
+    record.unclean_ends = if has_stored { 0 } else { record.unclean_ends.saturating_add(1) };
+    if let Some(in_hand) = &mut record.in_hand {
+        in_hand.deaths = in_hand.deaths.saturating_add(1);
     }
+    Some(before.fence)
 }

@@ -18,7 +18,7 @@ use super::storage_error::{Need, is_duplicate_key, storage_error};
 use crate::error::StorageError;
 use crate::ids::{Namespace, Ownership, SubscriptionId};
 use crate::model::Deployment;
-use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Record, Save, SaveOutcome};
+use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Hand, Record, Save, SaveOutcome};
 
 /// How long one operation is waited for, and how long the server works at it.
 pub(super) const DEADLINE: Duration = Duration::from_secs(10);
@@ -155,6 +155,16 @@ impl CheckpointStorage for MongoCheckpointStorage {
         Ok(deleted.deleted_count > 0)
     }
 
+    async fn not_dead(&self, id: &SubscriptionId, superseded: &Ownership) -> Result<(), StorageError> {
+        let (records, mut filter) = (self.records.clone(), by_id(id));
+        filter.insert("mongosub.over", superseded.fence.0);
+        let update = async move {
+            let update = records.update_one(filter, record_pipeline::not_dead());
+            update.write_concern(majority()).collation(simple()).await
+        };
+        call(DEADLINE, update).await.map(|_| ()).map_err(|error| self.error(&error, WRITE))
+    }
+
     async fn list(&self) -> Result<Vec<String>, StorageError> {
         let records = self.records.clone_with_type::<Id>();
         let find = async move {
@@ -207,10 +217,11 @@ pub(super) fn outcome(save: &Save, stored: &RawDocumentBuf) -> Result<SaveOutcom
         let (owner, since) = (record.ownership.map(|now| now.owner), record.claimed_at);
         return Ok(SaveOutcome::Superseded { owner, since });
     }
-    if record.epoch == Some(save.epoch) && record.position.as_ref() == Some(&save.position) {
-        return Ok(SaveOutcome::Saved { at: record.saved_at });
-    }
-    Ok(SaveOutcome::NotAhead)
+    let is_stored = match &save.hand {
+        Hand::Holds(in_hand) => record.in_hand.as_ref() == Some(in_hand) && !record.is_beyond(save),
+        _ => record.epoch == Some(save.epoch) && record.position.as_ref() == Some(&save.position),
+    };
+    Ok(if is_stored { SaveOutcome::Saved { at: record.saved_at } } else { SaveOutcome::NotAhead })
 }
 
 /// The `_id` of a document, and nothing else.

@@ -25,6 +25,11 @@ use crate::reason::Reason;
 /// It needs a replica set or a sharded cluster, and the actions `find` and `changeStream` on what it reads. It reads
 /// with majority read concern, where the handle it is made of reads ([`read_preference`](Self::read_preference)).
 ///
+/// An event over 16 MB comes whole where the server can split it: the stage for that is added when the first such event is
+/// met, and stays for the positions behind it, whose tokens have another layout. Elsewhere it is
+/// [`EventTooLarge`](Reason::EventTooLarge), behind everything before it; that a server has no such stage is remembered
+/// for the life of the model and its clones.
+///
 /// Each open stream keeps one connection of its client busy: give the client a `max_pool_size` of at least the streams
 /// plus 16, or the streams a client of their own, and name it ([`connection_pool`](Self::connection_pool)), so that a
 /// pool that is too small is warned about.

@@ -16,7 +16,7 @@ use crate::checkpoint::{Checkpoint, Kind, Token};
 use crate::error::StorageError;
 use crate::ids::{Epoch, Fence, Namespace, Owner, Ownership, SubscriptionId};
 use crate::model::{Fingerprint, Scope};
-use crate::storage::{Record, Source};
+use crate::storage::{InHand, Record, Source};
 
 /// The field with everything that is ours alone.
 pub(super) const OURS: &str = "mongosub";
@@ -24,6 +24,12 @@ pub(super) const OURS: &str = "mongosub";
 pub(super) const SCHEMA: i64 = 1;
 /// Fences and epochs lie between zero and this, so that one more is always a number.
 pub(super) const LARGEST: i64 = 1 << 62;
+
+/// How runs have ended: how many in a row without a word and without having stored anything; whose end the last claim
+/// counted; and the event that a careful run had in hand.
+pub(super) const UNCLEAN_ENDS: &str = "uncleanEnds";
+pub(super) const OVER: &str = "over";
+pub(super) const IN_HAND: &str = "inHand";
 
 /// The fields of which a record has at most one.
 pub(super) const RESUME_TOKEN: &str = "resumeToken";
@@ -63,6 +69,11 @@ fn encode_scope(scope: &Scope) -> Document {
         Scope::Database { db } => doc! { "scope": "database", "db": db },
         Scope::Deployment => doc! { "scope": "deployment" },
     }
+}
+
+/// An event in hand as it is stored; its position as text, like those of notes.
+pub(super) fn encode_in_hand(in_hand: &InHand) -> Document {
+    doc! { "at": in_hand.position.to_string(), "deaths": i64::from(in_hand.deaths) }
 }
 
 /// A note as it is stored, but for its time: the list it goes to, its fields, and which of them tell it from others.
@@ -127,6 +138,9 @@ fn decode_fields(id: &SubscriptionId, stored: &RawDocument) -> Result<Record, Wr
         record.pipeline = ours.text("pipeline")?.map(|pipeline| Fingerprint(pipeline.to_owned()));
         record.source = ours.document("source")?.map(decode_source).transpose()?;
         record.clean = ours.boolean("clean")?.unwrap_or(false);
+        record.unclean_ends = ours.count(UNCLEAN_ENDS)?.unwrap_or(0);
+        ours.number(OVER)?;
+        record.in_hand = ours.document(IN_HAND)?.map(decode_in_hand).transpose()?;
         record.gaps = ours.list(GAPS, decode_gap)?;
         record.skips = ours.list(SKIPS, decode_skipped)?;
     }
@@ -193,6 +207,12 @@ fn decode_skipped(stored: &RawDocument) -> Result<Skipped, Wrong> {
     let mut read = Skipped::new(from, through, text("reason")?, Owner::new(text("by")?));
     read.at = Some(skipped.required("at", skipped.date("at")?)?);
     Ok(read)
+}
+
+fn decode_in_hand(stored: &RawDocument) -> Result<InHand, Wrong> {
+    let in_hand = Fields::of(stored, "mongosub.inHand.")?;
+    let Ok(position) = in_hand.required("at", in_hand.text("at")?)?.parse();
+    Ok(InHand::new(position, in_hand.required("deaths", in_hand.count("deaths")?)?))
 }
 
 fn decode_source(stored: &RawDocument) -> Result<Source, Wrong> {
@@ -290,6 +310,11 @@ impl<'a> Fields<'a> {
             read(entry.as_document().ok_or_else(|| self.wrong(field, "holds something that is no document"))?)
         });
         entries.collect()
+    }
+
+    /// A number that is a small one by its meaning: what is larger counts as the largest.
+    fn count(&self, field: &str) -> Result<Option<u32>, Wrong> {
+        Ok(self.number(field)?.map(|number| u32::try_from(number).unwrap_or(u32::MAX)))
     }
 
     fn number(&self, field: &str) -> Result<Option<i64>, Wrong> {

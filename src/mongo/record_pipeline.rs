@@ -8,13 +8,14 @@ use bson::{Bson, Document, Timestamp, doc};
 
 use super::occurrent::PATTERN;
 use super::record::{
-    LARGEST, OPERATION_TIME, OURS, POSITIONS, RESUME_TOKEN, SCHEMA, encode_note, encode_position, encode_source,
+    IN_HAND, LARGEST, OPERATION_TIME, OURS, OVER, POSITIONS, RESUME_TOKEN, SCHEMA, UNCLEAN_ENDS, encode_in_hand,
+    encode_note, encode_position, encode_source,
 };
 use crate::audit::{AUDITED, Note};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::ids::{Epoch, Ownership};
 use crate::model::Fingerprint;
-use crate::storage::{Claim, Save, Source};
+use crate::storage::{Claim, Hand, Save, Source};
 
 /// Takes the record for the claim's owner, and stores its start if no position is stored.
 pub(super) fn claim(claim: &Claim) -> Vec<Document> {
@@ -29,6 +30,9 @@ pub(super) fn claim(claim: &Claim) -> Vec<Document> {
         literal(doc! { "schema": SCHEMA, "owner": claim.owner.as_str(), "clean": false }).into(),
         doc! { "fence": next("$mongosub.fence"), "claimedAt": "$$NOW" }.into(),
     ];
+    if claim.expect.is_none() {
+        ours.push(count_end(claim).into());
+    }
     let mut record = vec![Bson::from("$$ROOT")];
     if let Some(start) = &claim.start {
         let has_none = all(POSITIONS.map(|field| is_missing(&format!("${field}"))));
@@ -43,16 +47,51 @@ pub(super) fn claim(claim: &Claim) -> Vec<Document> {
     vec![replace_if(accepted, doc! { "$mergeObjects": record })]
 }
 
+/// How the owner of the record ended, counted before another one takes it; by the very claim made again, nothing is.
+fn count_end(claim: &Claim) -> Document {
+    let is_own = doc! { "$eq": ["$mongosub.owner", literal(claim.owner.as_str())] };
+    let is_well = any([is_missing("$mongosub.fence"), doc! { "$eq": ["$mongosub.clean", true] }]);
+    let has_stored = doc! { "$gt": ["$mongosub.savedAt", "$mongosub.claimedAt"] };
+    // Never so many that the record could not be read any more.
+    let one_more = |path: &str| doc! { "$min": [{ "$add": [{ "$ifNull": [path, 0] }, 1] }, LARGEST] };
+    let died = doc! { "$mergeObjects": ["$mongosub.inHand", { "deaths": one_more("$mongosub.inHand.deaths") }] };
+    let counted = doc! { "$mergeObjects": [
+        { UNCLEAN_ENDS: { "$cond": [has_stored, 0, one_more("$mongosub.uncleanEnds")] }, OVER: "$mongosub.fence" },
+        { "$cond": [has("$mongosub.inHand"), { IN_HAND: died }, {}] },
+    ] };
+    let well = literal(doc! { UNCLEAN_ENDS: 0, OVER: 0 });
+    doc! { "$cond": [is_own, {}, { "$cond": [is_well, well, counted] }] }
+}
+
+/// Takes back what a claim has counted against the owner with this fence, if it was the last to count.
+pub(super) fn not_dead() -> Vec<Document> {
+    let one_less = |path: &str| doc! { "$max": [{ "$subtract": [{ "$ifNull": [path, 0] }, 1] }, 0] };
+    let lives = doc! { "$mergeObjects": ["$mongosub.inHand", { "deaths": one_less("$mongosub.inHand.deaths") }] };
+    let ours = doc! { "$mergeObjects": [
+        "$mongosub",
+        { UNCLEAN_ENDS: one_less("$mongosub.uncleanEnds"), OVER: 0 },
+        { "$cond": [has("$mongosub.inHand"), { IN_HAND: lives }, {}] },
+    ] };
+    vec![replace_if(vec![readable()], doc! { "$mergeObjects": ["$$ROOT", { OURS: ours }] })]
+}
+
 /// Stores a position, if the record is still the owner's and what is stored is not beyond it.
 pub(super) fn save(save: &Save) -> Vec<Document> {
     let accepted = vec![readable(), is_owned_by(&save.ownership), stored_is_not_beyond(save.epoch, &save.position)];
+    if let Hand::Holds(in_hand) = &save.hand {
+        let ours = doc! { "$mergeObjects": ["$mongosub", literal(doc! { IN_HAND: encode_in_hand(in_hand) })] };
+        return vec![replace_if(accepted, doc! { "$mergeObjects": ["$$ROOT", { OURS: ours }] })];
+    }
     let (field, value) = encode_position(&save.position);
 
     let mut facts = facts(&save.position, save.kind, save.pipeline.as_ref(), save.source.as_ref());
     facts.insert("epoch", save.epoch.0);
     facts.insert("clean", save.clean);
-    let unknown: Vec<_> =
+    let mut unknown: Vec<_> =
         ["clusterTime", "pipeline", "source"].into_iter().filter(|fact| !facts.contains_key(fact)).collect();
+    if save.hand == Hand::Empty {
+        unknown.push(IN_HAND);
+    }
     let kept = if unknown.is_empty() { "$mongosub".into() } else { Bson::from(without("$mongosub", &unknown)) };
     let mut ours = vec![kept, literal(facts).into(), doc! { "savedAt": "$$NOW" }.into()];
     ours.extend(save.note.as_ref().map(|note| Bson::from(with_note(note))));
@@ -116,6 +155,16 @@ pub(super) fn readable() -> Document {
         any([is_missing("$mongosub.epoch"), is_number("$mongosub.epoch")]),
         any([is_missing("$mongosub.kind"), is_kind("$mongosub.kind")]),
         optional("$mongosub.clusterTime", "timestamp"),
+        any([is_missing("$mongosub.uncleanEnds"), is_number("$mongosub.uncleanEnds")]),
+        any([is_missing("$mongosub.over"), is_number("$mongosub.over")]),
+        any([
+            is_missing("$mongosub.inHand"),
+            all([
+                is_type("$mongosub.inHand", "object"),
+                is_type("$mongosub.inHand.at", "string"),
+                is_number("$mongosub.inHand.deaths"),
+            ]),
+        ]),
         optional("$mongosub.savedAt", "date"),
         optional("$mongosub.pipeline", "string"),
         any([is_missing("$mongosub.source"), is_source()]),

@@ -23,7 +23,7 @@ pub(super) struct Reply {
     /// The token of the last event.
     pub(super) last: Option<Token>,
     /// The token of what was sent last, which may be a fragment.
-    sent: Option<Token>,
+    sent_last: Option<Token>,
     pub(super) post_batch: Option<Token>,
     /// No further reply comes from this cursor.
     pub(super) closed: bool,
@@ -83,7 +83,7 @@ impl Reply {
             last = Some(event);
         }
         let last = last.map(token::of_event).transpose()?;
-        Ok(Self { came: events.len(), events, next: 0, sent: last.clone(), last, post_batch, closed, bytes })
+        Ok(Self { came: events.len(), events, next: 0, sent_last: last.clone(), last, post_batch, closed, bytes })
     }
 
     /// Puts fragments together: only whole events are left, and what lacks a fragment is kept for the next reply.
@@ -127,6 +127,11 @@ impl Reply {
         self.bytes.len() + put_together.sum::<usize>()
     }
 
+    /// How many bytes it came with.
+    pub(super) fn sent(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// How many events have been dropped or handed out.
     pub(super) fn gone(&self) -> usize {
         self.next
@@ -140,7 +145,7 @@ impl Reply {
     /// Whether there was nothing to read behind it when it was made: it is empty, or its post-batch token lies beyond
     /// its last event.
     pub(super) fn ends_at_the_end_of_the_oplog(&self) -> bool {
-        match (&self.sent, &self.post_batch) {
+        match (&self.sent_last, &self.post_batch) {
             (None, _) => true,
             (Some(sent), Some(post_batch)) => post_batch > sent,
             (Some(_), None) => false,

@@ -246,7 +246,7 @@ impl Task {
         };
         let mut replied = Replied {
             events: reply.came,
-            bytes: reply.size(),
+            bytes: reply.sent(),
             first,
             moved: new.is_some(),
             still: false,

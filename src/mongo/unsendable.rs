@@ -3,13 +3,11 @@
 //!
 //! The server fails the reply and does not say at which event, and it fails again for one that is done already, because a
 //! stream is opened by time and reads the events of its position's time once more. Measured on 4.4.2, 5.0.4, 6.0.5 and
-//! 6.0.27: a `$match` on the token in front keeps the server from building a large event and from looking up a document
-//! after a change; the one before it is looked up nevertheless, unless a condition on what the oplog holds excludes the
-//! event, or the stream begins later.
+//! 6.0.27: a `$match` on the token in front keeps the server from building a large event and from looking for an image.
 
 use std::ops::ControlFlow;
 
-use bson::{Bson, Document, RawBsonRef, Timestamp, doc};
+use bson::{RawBsonRef, Timestamp, doc};
 
 use super::classify::{Class, Fault, image_in};
 use super::open::{Around, Source};
@@ -19,7 +17,7 @@ use super::scan::scan;
 use super::split;
 use super::token;
 use crate::checkpoint::{Checkpoint, Token};
-use crate::event::{ChangeEvent, Operation};
+use crate::event::ChangeEvent;
 use crate::reason::Reason;
 
 /// What was found out.
@@ -43,13 +41,13 @@ pub(super) async fn find(
     let Some(position) = position else { return Err(fault.clone()) };
     if let (Checkpoint::Token(token), false) = (position, went_around)
         && !token.is_invalidate()
-        && let Some(around) = around(source, token, split, fault.class).await?
+        && let Some(around) = around(source, token, split).await?
     {
         return Ok(Found::Around(around));
     }
     let event = match fault.class {
-        Class::ImageMissing => lacking(source, position, fault).await?,
-        _ => first(source, position).await?,
+        Class::ImageMissing => lacking(source, position, split, fault).await?,
+        _ => first(source, position, split).await?,
     };
     let position = match event {
         Some(token) => Checkpoint::Token(token),
@@ -64,66 +62,50 @@ pub(super) async fn find(
 }
 
 /// A way around the events at the position's time that it covers; none when there are none.
-async fn around(source: &Source, position: &Token, split: bool, class: Class) -> Result<Option<Around>, Fault> {
+async fn around(source: &Source, position: &Token, split: bool) -> Result<Option<Around>, Fault> {
     let mut events = source.bare();
     events.pipeline = vec![outline::stage()];
     if split {
         events.pipeline.push(split::stage());
     }
     let time = position.cluster_time();
-    let (mut done, mut left) = (Vec::new(), Vec::new());
+    let (mut done, mut left) = (None, false);
     let from = Checkpoint::Time(time);
-    scan(&events, &from, time, |event, token| {
+    scan(&events, &from, time, |_, token| {
         if token.cluster_time() > time {
             return Ok(ControlFlow::Break(()));
         }
-        let to = if token::covers(position, &token) { &mut done } else { &mut left };
-        to.push((event, token));
+        if !token::covers(position, &token) {
+            left = true;
+            return Ok(ControlFlow::Break(()));
+        }
+        done = Some(token);
         Ok(ControlFlow::Continue(()))
     })
     .await?;
-    let Some((_, last)) = done.last() else { return Ok(None) };
-    if left.is_empty() {
-        return Ok(Some(Around { start: Some(present::after(time)), stages: Vec::new() }));
-    }
-    let mut stages = vec![doc! { "$match": { "_id._data": { "$gt": last.as_str() } } }];
-    if class == Class::ImageMissing {
-        stages.splice(0..0, without(time, &done, &left));
-    }
-    Ok(Some(Around { start: None, stages }))
+    // The token as this stream gives it.
+    Ok(done.map(|last| {
+        if left {
+            Around { start: None, stages: vec![doc! { "$match": { "_id._data": { "$gt": last.as_str() } } }] }
+        } else {
+            Around { start: Some(present::after(time)), stages: Vec::new() }
+        }
+    }))
 }
 
-/// Excludes the changes of one time that are done, by what the oplog holds of them, unless one that is left looks the same.
-///
-/// A stage for each operation that has an image before it: a 6.0.5 fails at a `$nor` of several.
-fn without(time: Timestamp, done: &[(ChangeEvent, Token)], left: &[(ChangeEvent, Token)]) -> Vec<Document> {
-    let keys = |events: &[(ChangeEvent, Token)], of: &Operation| -> Vec<Bson> {
-        let of_it = events.iter().filter(|(event, _)| event.operation().is_ok_and(|operation| operation == *of));
-        of_it.filter_map(|(event, _)| event.document_id().ok().flatten()).collect()
-    };
-    let excluded = |operation: &Operation| {
-        let left = keys(left, operation);
-        let mut done = keys(done, operation);
-        done.retain(|key| !left.contains(key));
-        (!done.is_empty()).then(|| {
-            let change = doc! {
-                "clusterTime": time, "operationType": operation.as_str(), "documentKey._id": { "$in": done },
-            };
-            doc! { "$match": { "$nor": [change] } }
-        })
-    };
-    [Operation::Update, Operation::Replace, Operation::Delete].iter().filter_map(excluded).collect()
-}
-
-/// The first event behind a position that the stream's own pipeline passes.
-async fn first(source: &Source, position: &Checkpoint) -> Result<Option<Token>, Fault> {
+/// The first event behind a position that the stream's own pipeline passes. Its token is one of the stream's own layout:
+/// another one would not compare with the positions that the stream gives.
+async fn first(source: &Source, position: &Checkpoint, split: bool) -> Result<Option<Token>, Fault> {
     let mut events = source.clone();
     events.pipeline.push(outline::stage());
+    if split {
+        events.pipeline.push(split::stage());
+    }
     behind(&events, position, |_| true).await
 }
 
 /// The first event behind a position that lacks the image.
-async fn lacking(source: &Source, position: &Checkpoint, fault: &Fault) -> Result<Option<Token>, Fault> {
+async fn lacking(source: &Source, position: &Checkpoint, split: bool, fault: &Fault) -> Result<Option<Token>, Fault> {
     let image = image_in(&fault.message);
     let mut events = source.bare();
     events.stage.insert(image, "whenAvailable");
@@ -132,6 +114,9 @@ async fn lacking(source: &Source, position: &Checkpoint, fault: &Fault) -> Resul
         fields.insert("missing", doc! { "$eq": [{ "$type": format!("${image}") }, "null"] });
     }
     events.pipeline = vec![stage];
+    if split {
+        events.pipeline.push(split::stage());
+    }
     let told = told_time(&fault.message);
     behind(&events, position, |event| {
         let missing = matches!(event.get("missing"), Ok(Some(RawBsonRef::Boolean(true))));
@@ -169,27 +154,6 @@ fn told_time(message: &str) -> Option<Timestamp> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory;
-
-    #[test]
-    fn what_is_done_is_excluded_unless_something_that_is_left_looks_the_same() {
-        let time = Timestamp { time: 7, increment: 1 };
-        let of = |events: Vec<memory::MemoryEvent>| -> Vec<(ChangeEvent, Token)> {
-            let with_token = |event: ChangeEvent| (event.clone(), event.token().unwrap());
-            events.into_iter().map(Into::into).map(with_token).collect()
-        };
-        let done = of(vec![
-            memory::insert(1, doc! {}),
-            memory::update(1, doc! {}),
-            memory::update(2, doc! {}),
-            memory::delete(3),
-            memory::update(4, doc! {}),
-        ]);
-        let left = of(vec![memory::update(2, doc! {}), memory::delete(3), memory::delete(1)]);
-        let change = doc! { "clusterTime": time, "operationType": "update", "documentKey._id": { "$in": [1, 4] } };
-        assert_eq!(without(time, &done, &left), [doc! { "$match": { "$nor": [change] } }]);
-        assert!(without(time, &done[..1], &left).is_empty());
-    }
 
     #[test]
     fn the_time_is_read_out_of_what_the_server_says() {

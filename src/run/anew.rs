@@ -103,7 +103,9 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
                 self.go_back(record);
                 None
             }
-            Ok(ClaimOutcome::Superseded { owner, since }) => Some(Goal::Stop(Reason::Superseded { owner, since })),
+            Ok(ClaimOutcome::Superseded { owner, since }) => {
+                Some(self.lost(Lost::Stop(Reason::Superseded { owner, since }), None))
+            }
             Ok(ClaimOutcome::Gone) => Some(Goal::Stop(Reason::Deleted)),
             Err(error @ (StorageError::Unreadable { .. } | StorageError::Refused { .. })) => {
                 Some(self.lost(Lost::Stall(error.reason()), None))
@@ -131,7 +133,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         let is_own = own.is_some();
         let from = match (own, known) {
             (Some((epoch, position)), known) => {
-                let known = known.unwrap_or_else(|| Mark::start(position.clone()));
+                let written = self.core.saver.unanswered(&position);
+                let known = written.or(known).unwrap_or_else(|| Mark::start(position.clone()));
                 Some(Mark { kind: record.kind.unwrap_or(known.kind), epoch, position, ..known })
             }
             (None, known) => known,
@@ -158,7 +161,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         let fence = self.ownership.fence;
         let to = from.as_ref().map_or(0, |from| from.seq);
         self.core.board.count(|status| {
-            deliver.put_by.undo(to, undone, status);
+            deliver.trouble.put_by.undo(to, undone, status);
             status.fence = fence;
             status.position = from.map(|from| from.position);
         });

@@ -28,6 +28,15 @@ pub(crate) struct Anew {
     pub(crate) has_handler: bool,
 }
 
+/// Why a handler is asked once more.
+#[derive(Debug)]
+pub(crate) enum WindUp {
+    /// The run rests, and may go on with it.
+    Rests,
+    /// The run ends, with this stored.
+    Ends { stored: Option<Mark> },
+}
+
 impl<M: SubscriptionModel> Deliver<M> {
     pub(crate) fn hold(&self) -> Hold {
         Hold { positions: self.desk.clone() }
@@ -140,9 +149,9 @@ impl<M: SubscriptionModel> Deliver<M> {
         answer.ok_or_else(|| self.abandon_call())
     }
 
-    /// Has the handler flush once more, and with `stored`, since the run ends, let go. What it lets go of lies between
+    /// Has the handler flush once more, and let go when the run ends. What it lets go of lies between
     /// what is stored and what may be.
-    pub(crate) async fn wind_up(mut self, release: Option<Option<Mark>>) -> (Self, Ended) {
+    pub(crate) async fn wind_up(mut self, why: WindUp) -> (Self, Ended) {
         if self.anew.is_some() {
             return (self, Ended::Asked);
         }
@@ -153,7 +162,7 @@ impl<M: SubscriptionModel> Deliver<M> {
             }
             return (self, Ended::Asked);
         }
-        let Some(stored) = release else {
+        let WindUp::Ends { stored } = why else {
             let ended = self.flush().await.err().unwrap_or(Ended::Asked);
             return (self, ended);
         };

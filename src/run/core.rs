@@ -13,10 +13,10 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{SourceError, SubscriptionError};
 use crate::model::{SourceState, SubscriptionModel};
 use crate::reason::Reason;
+use crate::run::barrier::WindUp;
 use crate::run::deliver::{Deliver, Ended, Signals};
 use crate::run::desk::{Desk, View};
 use crate::run::durable::Reply;
-use crate::run::progress::Mark;
 use crate::run::saver::{Lost, Saver};
 use crate::run::waiters::Waiters;
 use crate::run::watchdog::{Found, Watchdog};
@@ -87,12 +87,12 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
     }
 
     /// Sets the delivering that rests to have its handler flush, and let go when the run ends.
-    pub(crate) fn wind_up(&mut self, release: Option<Option<Mark>>) {
+    pub(crate) fn wind_up(&mut self, why: WindUp) {
         let Some(mut deliver) = self.at_rest.take() else { return };
         // The stop of before does not count here, the end of the grace does.
         self.signals = Signals::default();
         deliver.signals = self.signals.clone();
-        self.delivering = Some(tokio::spawn(deliver.wind_up(release)));
+        self.delivering = Some(tokio::spawn(deliver.wind_up(why)));
     }
 
     /// Whether there is a reader, as far as is known here.

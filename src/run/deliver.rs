@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 use tracing::warn;
 
+use crate::batch_handler::BatchLimits;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::delivery::{Context, Delivery};
 use crate::error::SourceError;
@@ -19,9 +20,10 @@ use crate::ids::{Epoch, Ownership, SubscriptionId};
 use crate::model::{Fingerprint, Read, Reader, SourceState, SubscriptionModel};
 use crate::reason::Reason;
 use crate::run::barrier::Anew;
+use crate::run::careful::Careful;
 use crate::run::changes::OnInvalidate;
 use crate::run::desk::Desk;
-use crate::run::failing::{Failing, Parked, PutBy};
+use crate::run::failing::Trouble;
 use crate::run::hand_out::Batch;
 use crate::run::maybe_seen::MaybeSeen;
 use crate::run::open::{Again, Opening};
@@ -45,6 +47,8 @@ pub(crate) struct Deliver<M: SubscriptionModel> {
     pub(crate) barrier: bool,
     /// The handler knows where the run stands.
     pub(crate) told: bool,
+    /// Set while the run is careful.
+    pub(crate) careful: Option<Careful>,
     /// Set when what was handled is lost with its handler.
     pub(crate) anew: Option<Anew>,
     pub(crate) maybe_seen: MaybeSeen,
@@ -61,11 +65,7 @@ pub(crate) struct Deliver<M: SubscriptionModel> {
     /// The last event counted as read, and as delivered: one that comes again after a rest is counted once.
     pub(crate) counted: Option<Checkpoint>,
     pub(crate) handed_out: Option<Checkpoint>,
-    pub(crate) put_by: PutBy,
-    /// What failed last.
-    pub(crate) failing: Failing,
-    /// The documents that have dead letters.
-    pub(crate) parked: Parked,
+    pub(crate) trouble: Trouble,
     /// When the tasks that this one woke last got their turn.
     pub(crate) yielded: Option<Instant>,
     pub(crate) signals: Signals,
@@ -225,7 +225,7 @@ impl<M: SubscriptionModel> Deliver<M> {
         batch: &mut Batch,
         context: &Arc<Context>,
     ) -> Result<Option<Left>, Ended> {
-        let limits = self.work.limits();
+        let limits = if self.careful.is_some() { BatchLimits::new(1) } else { self.work.limits() };
         let mut waits_until = None;
         loop {
             let read = if batch.is_empty() {

@@ -186,6 +186,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         };
         if let Some(reason) = still_own(record.as_ref(), &self.ownership) {
             self.core.saver.freeze();
+            self.say_alive(&reason);
             let ended = self.reach(Goal::Stop(reason.clone())).await;
             let error = self.ended(reason);
             return self.answer(ended.as_ref(), reply, Err(error));
@@ -248,9 +249,20 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         }
     }
 
+    /// Whoever took the id over may have counted this run as one that died. It is of no use to insist.
+    pub(crate) fn say_alive(&self, lost: &Reason) {
+        if let Reason::Superseded { .. } = lost {
+            let (storage, id, ownership) = (self.storage.clone(), self.id.clone(), self.ownership.clone());
+            tokio::spawn(async move { drop(storage.not_dead(&id, &ownership).await) });
+        }
+    }
+
     /// Nothing more can be saved. Who asked for the end gets it all the same, and is told what is not stored.
     pub(crate) fn lost(&mut self, lost: Lost, goal: Option<Goal>) -> Goal {
         self.core.saver.freeze();
+        if let Lost::Stop(reason) = &lost {
+            self.say_alive(reason);
+        }
         match (lost, goal) {
             (Lost::Stop(reason), _) => Goal::Stop(reason),
             (Lost::Stall(_), Some(goal @ (Goal::Stop(Reason::Requested) | Goal::Cancel))) => goal,

@@ -1,46 +1,31 @@
 //! What follows a failed attempt: again, after a wait, or what the failure policy or the handler's own verdict says; and the
 //! parking of events behind the dead letters of their document. Called by `hand_out`, and never calls the handler.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use crate::backoff::Backoff;
 use crate::checkpoint::Checkpoint;
 use crate::dead_letter::DynDeadLetterStorage;
-use crate::delivery::Delivery;
-use crate::error::StorageError;
 use crate::handler::{Failure, Verdict};
-use crate::letter::{DocumentKey, MAX_LETTERS, MAX_SEQUENCES, NewLetter, ParkingLimit, PutOutcome};
+use crate::letter::{DocumentKey, PutOutcome};
 use crate::model::SubscriptionModel;
 use crate::on_failure::Then;
 use crate::reason::Reason;
 use crate::run::deliver::{Deliver, Ended};
 use crate::run::hand_out::{Batch, How};
+use crate::run::parking::{Parked, full};
 use crate::run::repeats::Repeats;
 use crate::status::Status;
 use crate::storage::BoxFuture;
 
-/// How often a missing privilege is asked for again.
-const UNAUTHORIZED_AGAIN: Duration = Duration::from_secs(10);
 /// What of an error is kept: so many causes, each so long.
 const CAUSES: usize = 16;
 const CAUSE_BYTES: usize = 4096;
-
-/// The documents that may have dead letters, as far as the run knows: those that had some when it began, and those it gave
-/// some itself. None else gives any. A document that is not here has none; of one that is here the storage knows.
-#[derive(Debug, Default)]
-pub(crate) struct Parked(Option<HashSet<DocumentKey>>);
-
-impl Parked {
-    fn holds(&self, delivery: &Delivery) -> bool {
-        let known = self.0.as_ref().filter(|known| !known.is_empty());
-        known.is_some_and(|known| known.contains(&DocumentKey::of(&delivery.event)))
-    }
-}
 
 /// An event that has failed: how often, since when, and when last. It outlasts pauses, and handlers that are lost.
 #[derive(Debug, Clone)]
@@ -54,16 +39,11 @@ struct Failed {
 
 /// The event that failed last; and, as long as they can come again with a handler that is lost, those that failed before.
 #[derive(Debug, Default)]
-pub(crate) struct Failing(VecDeque<Failed>);
+struct Failing(VecDeque<Failed>);
 
 impl Failing {
     fn of(&self, position: &Checkpoint) -> Option<&Failed> {
         self.0.iter().rev().find(|failed| failed.position == *position)
-    }
-
-    /// None of them can come again.
-    pub(crate) fn clear(&mut self) {
-        self.0.clear();
     }
 }
 
@@ -91,13 +71,21 @@ impl PutBy {
     }
 }
 
+/// What a run keeps in mind of what went wrong.
+#[derive(Debug, Default)]
+pub(crate) struct Trouble {
+    failing: Failing,
+    pub(crate) parked: Parked,
+    pub(crate) put_by: PutBy,
+}
+
 /// How long to wait with the first event in hand, and what of it.
 #[derive(Debug, Default)]
 pub(crate) struct Patience {
     backoff: Option<Backoff>,
     repeats: Repeats,
     /// Its next attempt is made with it alone.
-    alone: bool,
+    pub(crate) alone: bool,
 }
 
 /// What follows a failure.
@@ -107,50 +95,9 @@ enum Next {
 }
 
 impl<M: SubscriptionModel> Deliver<M> {
-    /// How many events from the front the next call gets. None is parked, as far as is known here.
-    pub(crate) fn deliverable(&self, batch: &[Delivery], patience: &Patience) -> usize {
-        if patience.alone {
-            return batch.len().min(1);
-        }
-        batch.iter().take_while(|delivery| !self.parked.holds(delivery)).count()
-    }
-
-    /// Asks, once, which documents have dead letters.
-    pub(crate) async fn know_parked(&mut self) -> Result<(), Ended> {
-        if self.parked.0.is_some() || !self.settings.park_later_events {
-            return Ok(());
-        }
-        let Some(storage) = self.settings.dead_letters.clone() else { return Ok(()) };
-        let id = self.id.clone();
-        let sequences = self.insist(|| storage.dyn_sequences(&id)).await?;
-        let known = sequences.into_iter().map(|sequence| sequence.key).filter(DocumentKey::parks);
-        self.parked.0 = Some(known.collect());
-        Ok(())
-    }
-
-    /// Parks the events at the front whose documents have dead letters, up to the first that is to be delivered.
-    pub(crate) async fn park(&mut self, batch: &mut Batch) -> Result<(), Ended> {
-        while let Some(first) = batch.first().filter(|first| self.parked.holds(first)).cloned() {
-            let Some(storage) = self.settings.dead_letters.clone() else { return Ok(()) };
-            let letter = self.letter(&first);
-            match self.insist(|| storage.dyn_append(&letter)).await? {
-                PutOutcome::Stored | PutOutcome::AlreadyStored => {
-                    let (id, position, key) = (&self.id, &first.position, &letter.key);
-                    debug!(subscription = %id, %position, %key, "parked behind the dead letters of its document");
-                    self.settle_first(batch, How::Parked).await?;
-                }
-                PutOutcome::NoSequence => {
-                    self.parked.0.as_mut().map(|known| known.remove(&letter.key));
-                }
-                PutOutcome::Full(limit) => return Err(full(&letter, limit)),
-            }
-        }
-        Ok(())
-    }
-
     /// Whether the event at the front has failed before.
     pub(crate) fn has_failed(&self, batch: &Batch) -> bool {
-        batch.first().is_some_and(|first| self.failing.of(&first.position).is_some())
+        batch.first().is_some_and(|first| self.trouble.failing.of(&first.position).is_some())
     }
 
     /// The event at the front, which settles under this number, has failed once more.
@@ -158,16 +105,31 @@ impl<M: SubscriptionModel> Deliver<M> {
         let (Some(first), now) = (batch.first(), Instant::now()) else { return };
         let position = first.position.clone();
         let begun = Failed { seq, position, failures: 0, since: now, last: now };
-        let before = self.failing.of(&first.position).cloned().unwrap_or(begun);
+        let before = self.trouble.failing.of(&first.position).cloned().unwrap_or(begun);
         let stored = self.desk.stored();
-        self.failing.0.retain(|failed| failed.position != first.position && failed.seq > stored);
-        self.failing.0.push_back(Failed { seq, failures: before.failures.saturating_add(1), last: now, ..before });
+        self.trouble.failing.0.retain(|failed| failed.position != first.position && failed.seq > stored);
+        self.trouble.failing.0.push_back(Failed {
+            seq,
+            failures: before.failures.saturating_add(1),
+            last: now,
+            ..before
+        });
     }
 
     /// The event that failed last is settled. Until that is stored it can come again only with a handler that is lost.
     pub(crate) fn forget_failed(&mut self) {
         if !self.barrier {
-            self.failing.clear();
+            self.trouble.failing.0.clear();
+        }
+    }
+
+    /// The event at the front, which settles under this number, has cost its process so many lives: it has failed as often,
+    /// and more often than the policy allows.
+    pub(crate) fn count_deaths(&mut self, seq: u64, batch: &Batch, deaths: u32) {
+        self.count_failure(seq, batch);
+        if let Some(failed) = self.trouble.failing.0.back_mut() {
+            let cap = self.settings.on_failure.cap().map_or(0, |(retries, _)| retries.saturating_add(1));
+            failed.failures = failed.failures.max(deaths).max(cap);
         }
     }
 
@@ -180,7 +142,7 @@ impl<M: SubscriptionModel> Deliver<M> {
         patience: &mut Patience,
     ) -> Result<(), Ended> {
         let Some(first) = batch.first().cloned() else { return Ok(()) };
-        let Some(failed) = self.failing.of(&first.position).cloned() else { return Ok(()) };
+        let Some(failed) = self.trouble.failing.of(&first.position).cloned() else { return Ok(()) };
         let (attempts, since, last) = (failed.failures, failed.since, failed.last);
         let (position, mut error) = (first.position.clone(), failure.to_string());
         let next = self.follows(&failure, attempts, handed, patience);
@@ -211,9 +173,7 @@ impl<M: SubscriptionModel> Deliver<M> {
                     Box::pin(async move { storage.dyn_put(&letter).await })
                 };
                 // Before, since it may be stored though its answer never comes.
-                if let Some(known) = self.parked.0.as_mut().filter(|_| key.parks()) {
-                    known.insert(key.clone());
-                }
+                self.trouble.parked.note(&key);
                 match self.insist(put).await? {
                     PutOutcome::Stored | PutOutcome::AlreadyStored => {}
                     PutOutcome::Full(limit) => return Err(full(&letter, limit)),
@@ -282,58 +242,13 @@ impl<M: SubscriptionModel> Deliver<M> {
         Ok(())
     }
 
-    async fn settle_first(&mut self, batch: &mut Batch, how: How) -> Result<(), Ended> {
+    pub(crate) async fn settle_first(&mut self, batch: &mut Batch, how: How) -> Result<(), Ended> {
         let wanted = self.settle(batch, 1, how);
         self.saved_if(wanted).await
     }
 
-    fn letter(&self, delivery: &Delivery) -> NewLetter {
-        let key = DocumentKey::of(&delivery.event);
-        let (position, event) = (delivery.position.clone(), delivery.event.bytes().clone());
-        NewLetter::parked(self.id.clone(), key, delivery.epoch(), position, event)
-    }
-
-    /// Asks the dead letter storage until it answers. What it refuses for good needs a person.
-    async fn insist<'a, T>(&mut self, ask: impl Fn() -> BoxFuture<'a, Result<T, StorageError>>) -> Result<T, Ended> {
-        let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
-        let mut repeats = Repeats::default();
-        loop {
-            let answer = tokio::select! {
-                biased;
-                answer = ask() => answer,
-                () = self.signals.abandon.cancelled() => return Err(Ended::Asked),
-            };
-            let error = match answer {
-                Ok(answer) => {
-                    if repeats.count() > 0 {
-                        self.board.set(|conditions| conditions.letters = None);
-                    }
-                    return Ok(answer);
-                }
-                Err(error) => error,
-            };
-            let wait = match &error {
-                StorageError::Unavailable { .. } => backoff.next_wait(),
-                StorageError::Unauthorized { .. } => UNAUTHORIZED_AGAIN,
-                refused => return Err(Ended::Stalled(refused.reason())),
-            };
-            if repeats.is_due() {
-                let (id, failures) = (&self.id, repeats.count());
-                warn!(subscription = %id, failures, "the dead letter storage of subscription {id} fails: {error}");
-            }
-            let reason = match error.reason() {
-                Reason::StorageUnavailable { message } => {
-                    Reason::StorageUnavailable { message: format!("dead letters: {message}") }
-                }
-                reason => reason,
-            };
-            self.board.set(|conditions| conditions.letters = Some(reason));
-            self.rest(wait).await?;
-        }
-    }
-
     /// Waits, and has the handler flush meanwhile if that is wanted.
-    async fn rest(&mut self, wait: Duration) -> Result<(), Ended> {
+    pub(crate) async fn rest(&mut self, wait: Duration) -> Result<(), Ended> {
         let until = Instant::now() + wait;
         loop {
             tokio::select! {
@@ -345,14 +260,6 @@ impl<M: SubscriptionModel> Deliver<M> {
             self.flush().await?;
         }
     }
-}
-
-fn full(letter: &NewLetter, limit: ParkingLimit) -> Ended {
-    let limit = match limit {
-        ParkingLimit::Documents => format!("{MAX_SEQUENCES} documents have dead letters"),
-        ParkingLimit::Events => format!("the document has {MAX_LETTERS} dead letters"),
-    };
-    Ended::Stalled(Reason::ParkingFull { position: letter.position.clone(), document: letter.key.to_string(), limit })
 }
 
 /// An error of any size, cut to what is kept.

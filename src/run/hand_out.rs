@@ -46,6 +46,11 @@ impl Batch {
         self.deliveries.len() >= max || self.bytes >= BATCH_BYTES
     }
 
+    /// The number that the first one settles under.
+    pub(crate) fn first_seq(&self) -> u64 {
+        self.seqs.first().copied().unwrap_or_default()
+    }
+
     pub(crate) fn first(&self) -> Option<&Delivery> {
         self.deliveries.first()
     }
@@ -97,6 +102,9 @@ impl<M: SubscriptionModel> Deliver<M> {
         let (mut patience, mut has_failed) = (Patience::default(), false);
         loop {
             self.park(batch).await?;
+            if self.careful.is_some() && !has_failed {
+                self.take_care(batch, &mut patience).await?;
+            }
             let handed = self.deliverable(&batch.deliveries, &patience);
             if handed == 0 {
                 return Ok(());
@@ -117,12 +125,13 @@ impl<M: SubscriptionModel> Deliver<M> {
                 return Err(ended);
             }
             if settled > 0 {
+                self.store_with_care().await?;
                 patience = Patience::default();
                 self.forget_failed();
             }
             if settled < handed {
                 let failure = failed.unwrap_or_else(|| Failure::retry("it settled only a part of its batch"));
-                self.count_failure(batch.seqs.first().copied().unwrap_or_default(), batch);
+                self.count_failure(batch.first_seq(), batch);
                 if renewed && let Some(first) = batch.first().map(|first| first.position.clone()) {
                     self.begin_fresh(first, &failure.to_string()).await?;
                 }
@@ -221,7 +230,7 @@ impl<M: SubscriptionModel> Deliver<M> {
             wanted = answer.wanted.or(wanted);
             safe = answer.safe;
             if how != How::Handled {
-                self.put_by.note(batch.seqs[at], how, self.desk.stored());
+                self.trouble.put_by.note(batch.seqs[at], how, self.desk.stored());
             }
         }
         batch.remove_settled(settled);

@@ -241,9 +241,14 @@ impl Policy {
         self.flushed.is_some()
     }
 
+    /// Whether only what is declared durable may be stored.
+    pub(crate) fn is_held(&self) -> bool {
+        self.hold.is_some()
+    }
+
     /// How far was declared durable, under a hold.
-    pub(crate) fn held(&self) -> Option<Option<&Mark>> {
-        self.hold.as_ref().map(|held| held.durable.as_ref())
+    pub(crate) fn declared(&self) -> Option<&Mark> {
+        self.hold.as_ref().and_then(|held| held.durable.as_ref())
     }
 
     /// The newest position a save was asked for.

@@ -54,9 +54,9 @@ pub(crate) async fn begin<M: SubscriptionModel>(
     was: Option<&Source>,
     tries: usize,
 ) -> Result<Begun<M::Reader>, SourceError> {
-    let mut tried = 0;
+    let mut attempt = 0;
     loop {
-        tried += 1;
+        attempt += 1;
         let identity = model.identity().await?;
         let Some(position) = position(model, start).await? else {
             return Err(SourceError::Refused(Reason::NoStartPosition));
@@ -65,7 +65,7 @@ pub(crate) async fn begin<M: SubscriptionModel>(
         let anywhere = was.map(|was| Source { collection_uuid: None, ..was.clone() });
         Origin::new(&position, anywhere.as_ref()).verify(model, &identity, |_| {}).await?;
         match model.open(Some(&position), plan).await {
-            Err(SourceError::Refused(Reason::HistoryLost { .. })) if *start == Start::Earliest && tried < tries => {}
+            Err(SourceError::Refused(Reason::HistoryLost { .. })) if *start == Start::Earliest && attempt < tries => {}
             Err(error) => return Err(error),
             Ok(reader) => return Ok(Begun { position, reader, source: Source::from(&identity) }),
         }

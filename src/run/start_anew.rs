@@ -21,14 +21,14 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
         plan: &Plan,
     ) -> Result<Begun<M::Reader>, Failed> {
         let (StartAt::StoredOr(chosen) | StartAt::Always(chosen)) = self.start_at;
-        let begin = |start, was, tries| self.ask_source(restart::begin(self.model, plan, start, was, tries));
+        let try_at = |start, was, tries| self.ask_source(restart::begin(self.model, plan, start, was, tries));
         match (&self.settings.on_history_lost, before, &settled.position) {
             // The oplog was cut between asking and opening.
             (_, _, _) if !settled.resumed && *chosen == Start::Earliest => {
-                begin(&Start::Earliest, None, EARLIEST_TRIES - 1).await
+                try_at(&Start::Earliest, None, EARLIEST_TRIES - 1).await
             }
             (OnHistoryLost::RestartAt(start), Some(record), Some(from)) if settled.resumed && !record.is_at_gap() => {
-                let begun = begin(start, record.source.as_ref(), EARLIEST_TRIES).await?;
+                let begun = try_at(start, record.source.as_ref(), EARLIEST_TRIES).await?;
                 let scope = begun.source.scope.clone();
                 settled.gap = Some(Gap::new(from.clone(), begun.position.clone(), scope));
                 settled.resumed = false;

@@ -6,6 +6,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use crate::model::SubscriptionModel;
+use crate::run::barrier::WindUp;
 use crate::run::core::Turn;
 use crate::run::deliver::Ended;
 use crate::run::durable::{Goal, LAST_SAVE, Run};
@@ -41,7 +42,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             }
         }
         let stored = self.core.saver.stored().cloned();
-        self.core.wind_up(ends.then_some(stored));
+        self.core.wind_up(if ends { WindUp::Ends { stored } } else { WindUp::Rests });
         let goal = self.await_delivering(goal, grace_ends).await;
         if ends {
             self.core.saver.thaw();
@@ -86,6 +87,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             if let Some(wanted) = self.core.saver.outstanding(&view).map(|mark| mark.seq) {
                 self.core.saver.hurry(wanted);
             }
+            self.core.saver.empty_hand();
             if let Goal::Stop(_) = goal {
                 self.mark_clean();
             }

@@ -9,13 +9,25 @@ use crate::checkpoint::Checkpoint;
 use crate::error::SourceError;
 use crate::ids::SubscriptionId;
 use crate::model::SubscriptionModel;
+use crate::status::{Board, State};
 
 /// The beginning of time: a source that has never dropped anything can be opened there, however young it is.
 const BEGINNING: Timestamp = Timestamp { time: 1, increment: 1 };
 
+/// Looks beside a run, and ends with it, since its handles and tasks hold the other ends of its status.
+pub(crate) fn look_beside<M: SubscriptionModel>(board: &Board, id: SubscriptionId, model: M, interval: Duration) {
+    let mut status = board.subscribe();
+    tokio::spawn(async move {
+        tokio::select! {
+            () = warn_when_short(id, model, interval) => {}
+            _ = status.wait_for(|status| matches!(status.state, State::Stopped(_))) => {}
+        }
+    });
+}
+
 /// Warns when the quiet interval is over half of the readable oplog window. A source that does not tell is not warned
 /// about: what ails it shows elsewhere.
-pub(crate) async fn warn_when_short<M: SubscriptionModel>(id: SubscriptionId, model: M, interval: Duration) {
+async fn warn_when_short<M: SubscriptionModel>(id: SubscriptionId, model: M, interval: Duration) {
     if let Ok(true) = is_short(&model, interval).await {
         let interval = interval.as_secs();
         warn!(

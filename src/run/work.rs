@@ -80,6 +80,10 @@ impl Done {
         Self { settled, failed: None, renewed: false, stored: None, ended: None }
     }
 
+    pub(crate) fn ended(ended: Ended) -> Self {
+        Self { ended: Some(ended), ..Self::all(0) }
+    }
+
     pub(crate) fn failed(settled: usize, why: impl Into<Failure>) -> Self {
         Self { failed: Some(why.into()), ..Self::all(settled) }
     }

@@ -29,7 +29,8 @@ pub enum State {
     Paused,
     /// Holds its position and goes on by itself.
     Retrying(Reason),
-    /// Needs a person: the cursor is closed, id and fence are kept, nothing is tried until `resume`.
+    /// Needs a person: the cursor is closed, id and fence are kept, nothing is tried until `resume` or `skip`. A hold that
+    /// lasts is none: [`Status::held`] shows it.
     Stalled(Reason),
     /// Has ended; the id is free.
     Stopped(Reason),
@@ -61,7 +62,7 @@ impl State {
 /// A snapshot of a subscription. All counts are of this run, since `subscribe`.
 ///
 /// events = filtered + delivered + in flight; delivered = settled + unsettled; settled = handled + skipped + dead-lettered +
-/// parked.
+/// parked. What comes again because its handler was lost, and the run has begun anew, counts once.
 ///
 /// *Idle*, *dead* and *behind* are told apart by two figures: a subscription that is idle has an old
 /// [`last_event_at`](Self::last_event_at) and a small [`lag`](Self::lag), one that is behind has a large lag.
@@ -87,7 +88,7 @@ pub struct Status {
     pub state: State,
     /// The fence of the run.
     pub fence: Fence,
-    /// The safe position: everything delivered up to it is settled.
+    /// The safe position: everything delivered up to it is settled. It may be stored, unless it is held back.
     pub position: Option<Checkpoint>,
     /// When the last event was taken from the reader (this process's clock).
     #[serde(serialize_with = "as_text")]

@@ -27,6 +27,12 @@ pub trait DynCheckpointStorage: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<bool, StorageError>>;
     /// [`CheckpointStorage::list`], boxed.
     fn dyn_list(&self) -> BoxFuture<'_, Result<Vec<String>, StorageError>>;
+    /// [`CheckpointStorage::not_dead`], boxed.
+    fn dyn_not_dead<'a>(
+        &'a self,
+        id: &'a SubscriptionId,
+        superseded: &'a Ownership,
+    ) -> BoxFuture<'a, Result<(), StorageError>>;
     /// [`CheckpointStorage::namespaces`].
     fn dyn_namespaces(&self) -> Vec<Namespace>;
     /// [`CheckpointStorage::deployment`], boxed.
@@ -53,6 +59,13 @@ impl<S: CheckpointStorage> DynCheckpointStorage for S {
     fn dyn_list(&self) -> BoxFuture<'_, Result<Vec<String>, StorageError>> {
         Box::pin(self.list())
     }
+    fn dyn_not_dead<'a>(
+        &'a self,
+        id: &'a SubscriptionId,
+        superseded: &'a Ownership,
+    ) -> BoxFuture<'a, Result<(), StorageError>> {
+        Box::pin(self.not_dead(id, superseded))
+    }
     fn dyn_namespaces(&self) -> Vec<Namespace> {
         self.namespaces()
     }
@@ -76,6 +89,9 @@ impl CheckpointStorage for Arc<dyn DynCheckpointStorage> {
     }
     async fn list(&self) -> Result<Vec<String>, StorageError> {
         (**self).dyn_list().await
+    }
+    async fn not_dead(&self, id: &SubscriptionId, superseded: &Ownership) -> Result<(), StorageError> {
+        (**self).dyn_not_dead(id, superseded).await
     }
     fn namespaces(&self) -> Vec<Namespace> {
         (**self).dyn_namespaces()

@@ -473,6 +473,9 @@ async fn a_save_whose_answer_was_lost_is_where_the_new_beginning_stands() {
     world.insert(2);
     until(&subscription, "both flushed", |_| store.durable().len() == 2).await;
     assert_eq!(world.seen.keys(), [1, 2, 2], "the first one was stored, whatever the storage said");
+    subscription.drained().await.unwrap();
+    let status = subscription.status();
+    assert_eq!((status.events, status.delivered, status.settled, status.handled), (2, 2, 2, 2));
 }
 
 #[tokio::test(start_paused = true)]

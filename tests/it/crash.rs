@@ -190,6 +190,10 @@ impl CheckpointStorage for CuttableStorage {
     async fn list(&self) -> Result<Vec<String>, StorageError> {
         self.outside.records.list().await
     }
+
+    async fn not_dead(&self, id: &SubscriptionId, superseded: &Ownership) -> Result<(), StorageError> {
+        self.outside.records.not_dead(id, superseded).await
+    }
 }
 
 fn runtime() -> tokio::runtime::Runtime {

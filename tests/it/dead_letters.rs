@@ -58,6 +58,11 @@ impl Lot {
         self.subscriptions.subscribe(ID, self.handler()).await.unwrap()
     }
 
+    /// Fails for ever, whatever the policy keeps.
+    async fn stuck(&self) -> Subscription {
+        self.subscriptions.subscribe(ID, self.handler()).on_failure(OnFailure::retry_forever()).await.unwrap()
+    }
+
     fn change(&self, key: i32, n: i32) -> Checkpoint {
         self.world.model.push(memory::update(key, doc! { "n": n }))
     }
@@ -715,27 +720,29 @@ async fn a_handler_that_is_lost_with_each_failure_gets_past_it_and_what_it_kept_
     }
 }
 
+struct Refusing(Keeping, Arc<Mutex<bool>>);
+
+impl Handler for Refusing {
+    async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
+        match key_of(&delivery) {
+            1 => Err(Failure::dead_letter("poisoned")),
+            2 => Err(Failure::skip("not wanted")),
+            _ => self.0.handle(delivery).await,
+        }
+    }
+
+    async fn flush(&mut self, through: Checkpoint) -> Result<Checkpoint, Failure> {
+        if std::mem::take(&mut *self.1.lock().unwrap()) {
+            return Err("not now".into());
+        }
+        self.0.flush(through).await
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_run_that_begins_anew_counts_what_comes_again_once() {
     let lot = Lot::new();
     let refuse = Arc::new(Mutex::new(false));
-    struct Refusing(Keeping, Arc<Mutex<bool>>);
-    impl Handler for Refusing {
-        async fn handle(&mut self, delivery: Delivery) -> Result<(), Failure> {
-            match key_of(&delivery) {
-                1 => Err(Failure::dead_letter("poisoned")),
-                2 => Err(Failure::skip("not wanted")),
-                _ => self.0.handle(delivery).await,
-            }
-        }
-
-        async fn flush(&mut self, through: Checkpoint) -> Result<Checkpoint, Failure> {
-            if std::mem::take(&mut *self.1.lock().unwrap()) {
-                return Err("not now".into());
-            }
-            self.0.flush(through).await
-        }
-    }
     let flushed = Arc::<Mutex<Vec<i32>>>::default();
     let (notes, refuses) = (flushed.clone(), refuse.clone());
     let factory = move || Refusing(Keeping { kept: Vec::new(), flushed: notes.clone() }, refuses.clone());
@@ -754,27 +761,29 @@ async fn a_run_that_begins_anew_counts_what_comes_again_once() {
     assert_eq!(lot.letters_of(1).await.len(), 3);
 }
 
+struct Flushing(Arc<Mutex<Vec<&'static str>>>, bool);
+
+impl Handler for Flushing {
+    async fn claimed(&mut self, _: Option<Checkpoint>, _: mongosub::Hold) -> Result<(), Failure> {
+        self.0.lock().unwrap().push("claimed");
+        Ok(())
+    }
+    async fn handle(&mut self, _: Delivery) -> Result<(), Failure> {
+        self.0.lock().unwrap().push("handled");
+        Ok(())
+    }
+    async fn flush(&mut self, through: Checkpoint) -> Result<Checkpoint, Failure> {
+        self.0.lock().unwrap().push("flushed");
+        if self.1 { Ok(through) } else { Err("not now".into()) }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_letter_is_removed_when_a_handler_that_keeps_effects_back_has_flushed_it() {
     let lot = Lot::new();
     let subscription = lot.subscribe().await;
     lot.world.insert(1);
     until_settled(&subscription, 1).await;
-    struct Flushing(Arc<Mutex<Vec<&'static str>>>, bool);
-    impl Handler for Flushing {
-        async fn claimed(&mut self, _: Option<Checkpoint>, _: mongosub::Hold) -> Result<(), Failure> {
-            self.0.lock().unwrap().push("claimed");
-            Ok(())
-        }
-        async fn handle(&mut self, _: Delivery) -> Result<(), Failure> {
-            self.0.lock().unwrap().push("handled");
-            Ok(())
-        }
-        async fn flush(&mut self, through: Checkpoint) -> Result<Checkpoint, Failure> {
-            self.0.lock().unwrap().push("flushed");
-            if self.1 { Ok(through) } else { Err("not now".into()) }
-        }
-    }
     let calls = Arc::<Mutex<Vec<_>>>::default();
     let retried = lot.subscriptions.retry(ID, &key(1), Flushing(calls.clone(), false)).await.unwrap();
     assert_eq!((retried.handled, &retried.failed.unwrap().error[..]), (0, &["not now".to_owned()][..]));
@@ -782,4 +791,35 @@ async fn a_letter_is_removed_when_a_handler_that_keeps_effects_back_has_flushed_
     let retried = lot.subscriptions.retry(ID, &key(1), Flushing(calls.clone(), true)).await.unwrap();
     assert_eq!((retried.handled, retried.failed), (1, None));
     assert_eq!(*calls.lock().unwrap(), ["claimed", "handled", "flushed", "claimed", "handled", "flushed"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_skipped_by_hand_is_kept_as_dead_letters_and_later_events_of_its_documents_wait_behind_it() {
+    let lot = Lot::new();
+    let subscription = lot.stuck().await;
+    let skipped = [lot.change(1, 0), lot.change(2, 0), lot.change(1, 1)];
+    until(&subscription, "it fails", |status| status.state.name() == "retrying").await;
+    subscription.skip(skipped[2].clone(), "INC-7").await.unwrap();
+    assert_eq!(lot.letters_of(1).await, [skipped[0].clone(), skipped[2].clone()]);
+    assert_eq!(lot.letters_of(2).await, [skipped[1].clone()]);
+    let letters = lot.subscriptions.dead_letters_of(ID, &key(2)).await.unwrap();
+    assert_eq!(letters[0].error, ["skipped by hand: INC-7"]);
+    // Behind them.
+    let parked = lot.change(1, 2);
+    let free = lot.change(3, 0);
+    until_saved(&subscription, &free).await;
+    assert_eq!(lot.letters_of(1).await.last(), Some(&parked));
+    assert!(lot.world.seen.all().iter().all(|seen| seen.position != parked), "{:?}", lot.world.seen.keys());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_skipped_when_it_cannot_be_kept() {
+    let lot = Lot::new();
+    let subscription = lot.stuck().await;
+    let first = lot.change(1, 0);
+    until(&subscription, "it fails", |status| status.state.name() == "retrying").await;
+    lot.letters.next_puts([Fault::Fail]);
+    assert!(subscription.skip(first.clone(), "INC-7").await.is_err());
+    assert!(lot.world.record().await.unwrap().skips.is_empty());
+    until(&subscription, "it goes on failing", |status| status.state.name() == "retrying").await;
 }

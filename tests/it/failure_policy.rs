@@ -246,6 +246,19 @@ async fn a_policy_of_the_wrapper_is_the_default_and_the_actions_own_goes_before_
     until_reason(&other, "stopped", "handler_failed").await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_one_of_several_handlers_skips_is_not_taken_from_another_that_wants_it_again() {
+    let world = World::new();
+    let skips = |_: Delivery| async { Err(Failure::skip("of no use")) };
+    let again =
+        world.seen.then(|delivery| async move { if delivery.attempt < 3 { Err("again".into()) } else { Ok(()) } });
+    let both = mongosub::fan_out().with(again).with(skips);
+    let subscription = world.subscriptions.subscribe(ID, both).await.unwrap();
+    world.insert(1);
+    let status = until_settled(&subscription, 1).await;
+    assert_eq!((world.seen.keys(), status.skipped), (vec![1, 1, 1], 1));
+}
+
 #[test]
 fn a_failure_tells_its_verdict_and_the_chain_of_its_causes() {
     #[derive(Debug)]

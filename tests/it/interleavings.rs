@@ -1,17 +1,20 @@
 //! Random interleavings of everything that can happen to a run, against what must hold whatever happens.
 
+use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures::StreamExt;
 use mongosub::bson::doc;
-use mongosub::memory;
+use mongosub::memory::{self, MemoryModel};
 use mongosub::{
-    BatchFailure, BatchHandler, BatchLimits, Checkpoint, Delivery, Failure, Handler, SaveMode, SourceError, State,
-    StorageError, Subscription,
+    BatchFailure, BatchHandler, BatchLimits, Checkpoint, Deliveries, Delivery, Failure, Handler, SaveMode, SourceError,
+    State, StorageError, Subscribe, Subscription,
 };
 use proptest::prelude::*;
+use tokio::task::JoinHandle;
 
-use crate::support::{Fault, ID, World, millis};
+use crate::support::{Fault, FaultyStorage, ID, World, millis};
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -20,7 +23,7 @@ enum Step {
     Quiet,
     /// The next calls of the handler fail.
     Fail(u8),
-    /// The next call panics.
+    /// The next call panics; what is pulled next is dropped without a word.
     Panic,
     /// The next flushes of a handler that buffers fail.
     FailFlush(u8),
@@ -210,21 +213,65 @@ enum Kind {
     Batches(BatchLimits),
     Buffering,
     Holding,
+    Pulled,
+}
+
+/// Takes what it pulls as a handler would. With it its stream is dropped.
+struct Puller(JoinHandle<()>);
+
+impl Puller {
+    fn of(mut deliveries: Deliveries, mut moody: Moody) -> Self {
+        Self(tokio::spawn(async move {
+            while let Some(pulled) = deliveries.next().await {
+                let drops = std::mem::take(&mut moody.0.moods.lock().unwrap().panic);
+                if drops {
+                    continue;
+                }
+                match moody.handle(pulled.delivery().clone()).await {
+                    Ok(()) => pulled.settle(),
+                    Err(failure) => pulled.fail(failure),
+                }
+            }
+        }))
+    }
+}
+
+impl Drop for Puller {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A run, and who pulls what it delivers.
+struct Running(Subscription, Option<Puller>);
+
+impl Deref for Running {
+    type Target = Subscription;
+
+    fn deref(&self) -> &Subscription {
+        &self.0
+    }
 }
 
 struct Play {
     shared: Shared,
     world: World,
-    subscription: Subscription,
+    subscription: Running,
     /// A paused run of an earlier process does not look, so it may be here to the end.
-    superseded: Vec<(World, Subscription)>,
+    superseded: Vec<(World, Running)>,
     setup: Setup,
     key: i32,
 }
 
-async fn subscribe(world: &World, shared: &Shared, Setup { mode, every, handler }: Setup) -> Subscription {
+type Action<O> = Subscribe<MemoryModel, FaultyStorage, O>;
+
+fn set_up<O>(action: Action<O>, Setup { mode, every, .. }: Setup) -> Action<O> {
+    action.save_mode(mode).save_every(every).save_quiet_position_every(Duration::from_secs(20))
+}
+
+async fn subscribe(world: &World, shared: &Shared, setup: Setup) -> Running {
     let moody = Moody(shared.clone());
-    let action = match handler {
+    let action = match setup.handler {
         Kind::Single => world.subscriptions.subscribe(ID, moody),
         Kind::Batches(limits) => world.subscriptions.subscribe_batches(ID, limits, moody),
         Kind::Buffering => {
@@ -233,9 +280,12 @@ async fn subscribe(world: &World, shared: &Shared, Setup { mode, every, handler 
             world.subscriptions.subscribe_with(ID, make)
         }
         Kind::Holding => world.subscriptions.subscribe(ID, Holding(moody)).hold(),
+        Kind::Pulled => {
+            let deliveries = set_up(world.subscriptions.stream(ID), setup).await.unwrap();
+            return Running(deliveries.subscription().clone(), Some(Puller::of(deliveries, moody)));
+        }
     };
-    let action = action.save_mode(mode).save_every(every).save_quiet_position_every(Duration::from_secs(20));
-    action.await.unwrap()
+    Running(set_up(action, setup).await.unwrap(), None)
 }
 
 impl Play {
@@ -300,6 +350,8 @@ impl Play {
 
     /// Begins another run over the same feed and records, when the one before has ended.
     async fn start_again(&mut self) {
+        // Nobody goes on with what was out.
+        self.subscription.1 = None;
         self.world = self.world.restarted();
         self.subscription = subscribe(&self.world, &self.shared, self.setup).await;
     }
@@ -310,7 +362,7 @@ impl Play {
         self.world = self.world.restarted();
         // A handle of nothing takes the place of the last one.
         let none = World::new();
-        let none = none.subscribe().await;
+        let none = Running(none.subscribe().await, None);
         drop(std::mem::replace(&mut self.subscription, none));
         status.wait_for(|status| matches!(status.state, State::Stopped(_))).await.unwrap();
         tokio::task::yield_now().await;
@@ -351,7 +403,7 @@ impl Play {
         }
         let stored = self.world.stored().await.expect("a start is always stored");
         let safe = match self.setup.handler {
-            Kind::Single | Kind::Batches(_) => handled,
+            Kind::Single | Kind::Batches(_) | Kind::Pulled => handled,
             Kind::Buffering | Kind::Holding => self.shared.durable.lock().unwrap().clone(),
         };
         for event in &pushed {
@@ -419,6 +471,7 @@ proptest! {
             1 => Just(Kind::Batches(BatchLimits::new(7).max_wait(Duration::from_millis(30)))),
             2 => Just(Kind::Buffering),
             2 => Just(Kind::Holding),
+            2 => Just(Kind::Pulled),
         ],
     ) {
         let mode = if through { SaveMode::WriteThrough } else { SaveMode::WriteBehind };

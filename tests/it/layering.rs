@@ -36,6 +36,7 @@ const LAYERS: &[Layer] = &[
             "fan_out",
             "handler",
             "model",
+            "pulled",
             "storage",
             "transaction_handler",
             "transactional_storage",

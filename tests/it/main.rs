@@ -4,6 +4,7 @@
 
 mod barrier;
 mod batches;
+mod careful;
 mod changes;
 mod crash;
 mod dead_letter_storage;
@@ -19,6 +20,7 @@ mod life;
 mod main_path;
 mod memory_model;
 mod parking;
+mod pulled;
 mod quiet;
 mod readme;
 mod runbook;

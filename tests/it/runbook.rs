@@ -5,10 +5,11 @@ use std::fs;
 use std::path::Path;
 
 use mongosub::{
-    CheckpointStorage, Reason, SourceError, Start, StartAt, SubscribeError, SubscriptionError, SubscriptionId,
+    CheckpointStorage, Delivery, Reason, SourceError, Start, StartAt, SubscribeError, SubscriptionError, SubscriptionId,
 };
 
-use crate::support::{Logs, World, id, until_reason, until_saved, until_settled};
+use crate::careful::{deaths, world_with_a_killer};
+use crate::support::{ID, Logs, World, id, until_reason, until_saved, until_settled};
 
 fn read(file: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
@@ -128,4 +129,38 @@ async fn a_position_from_the_log_is_where_a_subscription_goes_on_whose_record_wa
     let subscription = world.action().start_at(StartAt::StoredOr(Start::After(logged))).await.unwrap();
     until_settled(&subscription, 1).await;
     assert_eq!(world.seen.keys(), [1, 2, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_fails_is_stepped_over_at_the_position_of_the_log_line() {
+    let logs = Logs::capture();
+    let world = World::new();
+    let failing = world.seen.then(|delivery: Delivery| async move {
+        if delivery.event.document_id::<i32>()? == Some(1) { Err("no such field".into()) } else { Ok(()) }
+    });
+    let subscription = world.subscriptions.subscribe(ID, failing).await.unwrap();
+    world.inserts(1..=2);
+    until_reason(&subscription, "retrying", "handler_failing").await;
+    let line = logs.lines("WARN", "(runbook: handler_failing)").pop().unwrap();
+    let logged = line.split_once("for the event at ").unwrap().1.split_once(' ').unwrap().0;
+    let Ok(position) = logged.parse();
+    subscription.skip(position, "why").await.unwrap();
+    until_settled(&subscription, 2).await;
+    assert_eq!((subscription.status().handled, subscription.status().skipped), (1, 1));
+    assert_eq!(world.record().await.unwrap().skips[0].reason, "why");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_kills_its_process_is_stepped_over_by_what_the_record_says_of_it() {
+    let (world, killer, at) = world_with_a_killer().await;
+    let world = deaths(world, &killer, 4).await;
+    let in_hand = world.record().await.unwrap().in_hand.unwrap();
+    assert_eq!(in_hand.position, at[2]);
+    world.subscriptions.skip(ID, in_hand.position, "why").await.unwrap();
+    let subscription = killer.action(&world).await.unwrap();
+    until_settled(&subscription, 2).await;
+    assert_eq!(killer.times(), 4, "it is not handed out again");
+    assert_eq!(subscription.shutdown().await.unwrap().as_ref(), Some(&at[4]));
+    let record = world.record().await.unwrap();
+    assert_eq!((record.in_hand, record.clean, record.skips.len()), (None, true, 1));
 }

@@ -367,6 +367,8 @@ async fn a_resume_that_ends_before_any_read_leaves_the_stored_position_what_it_w
         record.clean = true;
         record.ownership.clone_from(&is.ownership);
         (record.claimed_at, record.saved_at) = (is.claimed_at, is.saved_at);
+        // The run before it had ended without a word.
+        record.unclean_ends = 1;
         assert_eq!(is, record);
     }
 }

@@ -233,12 +233,21 @@ async fn names(database: Database) -> anyhow::Result<()> {
 }
 
 async fn unreadable(database: Database) -> anyhow::Result<()> {
+    let ours = |wrong: Document| {
+        let mut ours = doc! { "schema": 1_i64, "fence": 1_i64, "owner": "x" };
+        ours.extend(wrong);
+        doc! { "_id": "unreadable", "mongosub": ours }
+    };
     for (record, wrong) in [
         (
             doc! { "_id": "unreadable", "mongosub": { "schema": 2_i64, "fence": 1_i64, "owner": "x" } },
             "mongosub.schema",
         ),
         (doc! { "_id": "unreadable", "mongosub": "text" }, "mongosub"),
+        (ours(doc! { "uncleanEnds": -1 }), "mongosub.uncleanEnds"),
+        (ours(doc! { "over": "7" }), "mongosub.over"),
+        (ours(doc! { "inHand": 7 }), "mongosub.inHand"),
+        (ours(doc! { "inHand": { "at": "17.1", "deaths": 1.5 } }), "mongosub.inHand.deaths"),
         (doc! { "_id": "unreadable", "operationTime": 7 }, "operationTime"),
     ] {
         let reason = refused_where_stored(&database, record.clone()).await?;

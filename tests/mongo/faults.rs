@@ -31,7 +31,7 @@ pub fn tests() -> Vec<Trial> {
 }
 
 /// A handler that waits for its turn before each event, and notes it then.
-fn held(
+pub fn held(
     seen: &Seen,
     turns: &Arc<Semaphore>,
 ) -> impl FnMut(Delivery) -> BoxFuture<'static, Result<(), Failure>> + Send + use<> {

@@ -6,8 +6,10 @@
 #![allow(unreachable_pub, reason = "a test binary exports nothing; `pub` here means: for the other modules")]
 #![allow(clippy::unwrap_used, reason = "all of this is tests")]
 
+mod aborting;
 mod bad_input;
 mod bounds;
+mod changes;
 mod dead_letters;
 mod demo;
 mod faults;
@@ -37,6 +39,7 @@ use support::on_any_server;
 
 /// What a child process of these tests can be told to do.
 const ROLES: &[support::child::Role] = &[
+    ("aborting", aborting::play),
     ("bounds", bounds::play),
     ("test-run", fixture::test_run),
     ("killed-subscriber", kill::play),
@@ -50,8 +53,11 @@ fn tests() -> Vec<libtest_mimic::Trial> {
     [
         // First, because they are long.
         matrix::long(),
+        aborting::tests(),
         on_any_server(bad_input::tests()),
         bounds::tests(),
+        on_any_server(changes::tests()),
+        changes::with_small_oplogs(),
         on_any_server(dead_letters::tests()),
         demo::tests(),
         faults::tests(),

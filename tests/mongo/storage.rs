@@ -10,8 +10,8 @@ use libtest_mimic::Trial;
 use mongodb::bson::{Document, RawDocumentBuf, Timestamp, doc};
 use mongodb::{Collection, Database};
 use mongosub::{
-    Checkpoint, CheckpointStorage, Claim, ClaimOutcome, Epoch, Kind, MongoCheckpointStorage, Ownership, Record, Save,
-    SaveOutcome, StartPosition, SubscriptionId, Token, conformance,
+    Checkpoint, CheckpointStorage, Claim, ClaimOutcome, Epoch, Hand, InHand, Kind, MongoCheckpointStorage, Ownership,
+    Record, Save, SaveOutcome, StartPosition, SubscriptionId, Token, conformance,
 };
 
 use crate::support::test;
@@ -161,10 +161,12 @@ async fn record_by_field(database: Database) {
     assert_eq!(stored.keys().collect::<Vec<_>>(), ["_id", "mongosub"]);
     let ours = stored.get_document("mongosub").unwrap();
     let keys: BTreeSet<_> = ours.keys().map(String::as_str).collect();
-    assert_eq!(keys, BTreeSet::from(["schema", "fence", "owner", "claimedAt", "clean"]));
+    assert_eq!(keys, BTreeSet::from(["schema", "fence", "owner", "claimedAt", "clean", "uncleanEnds", "over"]));
+    assert_eq!((ours.get_i32("uncleanEnds").unwrap(), ours.get_i32("over").unwrap()), (0, 0));
     assert_eq!(ours.get_i64("schema").unwrap(), 1);
     let claimed_at = ours.get_datetime("claimedAt").unwrap();
-    assert_eq!(ours.get_i64("fence").unwrap(), claimed_at.timestamp_millis());
+    let first = ours.get_i64("fence").unwrap();
+    assert_eq!(first, claimed_at.timestamp_millis());
 
     // The claim that stores the start: an epoch of the server's clock, a claim after a claim counts on.
     claim = Claim::new(claim.id);
@@ -198,12 +200,21 @@ async fn record_by_field(database: Database) {
             "scope": "collection", "db": "shop", "collection": "orders", "collectionUUID": "AB".repeat(16),
             "setName": "rs0",
         },
-        "clean": true,
+        "clean": true, "uncleanEnds": 1, "over": first,
     };
     for key in keys {
         assert_eq!(ours.remove(&key), expected.remove(&key), "{key}");
     }
     assert_eq!(expected, doc! {});
+
+    save.hand = Hand::Holds(InHand::new(token(LATER_HEX), 2));
+    storage.save(&save).await.unwrap();
+    let stored = document(&collection, "fields").await;
+    let ours = stored.get_document("mongosub").unwrap();
+    assert_eq!(ours.get_document("inHand").unwrap(), &doc! { "at": LATER_HEX, "deaths": 2_i64 });
+    save.hand = Hand::Empty;
+    storage.save(&save).await.unwrap();
+    assert!(!document(&collection, "fields").await.get_document("mongosub").unwrap().contains_key("inHand"));
 }
 
 async fn other_ids(database: Database) {

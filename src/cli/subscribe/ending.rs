@@ -111,6 +111,7 @@ fn advice(reason: &Reason) -> Option<&'static str> {
             "; where that is meant: --always with a --start of your own, once"
         }
         Reason::EventTooLarge { .. } => "; a --pipeline whose $project leaves out its large fields gets past it",
+        Reason::ImageMissing { .. } => "; with this command: when-available instead of required",
         Reason::Superseded { .. } => "; stop the other one, or give one of the two an --id of its own",
         Reason::NoStartPosition => "; with this command: --start, or --allow-unrecorded-start",
         _ => return None,

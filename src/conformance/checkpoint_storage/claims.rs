@@ -87,6 +87,8 @@ pub(super) async fn a_claim_leaves_the_position_and_what_stands_beside_it<S: Che
     let mut expected = before;
     expected.ownership = Some(second);
     expected.claimed_at = after.claimed_at;
+    // Whether the save came behind the claim by the storage's clock is not this check's to say.
+    expected.unclean_ends = after.unclean_ends;
     same("the record after the second claim", &after, &expected)?;
     same("the record read", &stored(&storage, &id).await?, &expected)
 }

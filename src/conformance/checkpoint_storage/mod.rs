@@ -1,6 +1,7 @@
 //! The suite for [`CheckpointStorage`]s: the laws of claims, saves and deletes.
 
 mod claims;
+mod ends;
 mod notes;
 mod positions;
 mod saves;
@@ -76,6 +77,18 @@ fn checks<S: CheckpointStorage>() -> Vec<(&'static str, Check<S>)> {
         positions::positions_of_one_epoch_are_in_order,
         positions::an_epoch_beats_every_position_of_an_older_one,
         positions::text_has_no_order,
+        ends::an_end_without_a_word_and_without_progress_is_counted,
+        ends::an_end_behind_progress_begins_the_count_anew,
+        ends::a_clean_end_begins_the_count_anew,
+        ends::the_same_claim_made_again_counts_nothing,
+        ends::a_claim_that_expects_its_predecessor_counts_nothing,
+        ends::an_event_in_hand_is_noted_and_nothing_else_changes,
+        ends::an_event_in_hand_is_noted_by_the_owner_alone_and_never_behind,
+        ends::an_event_in_hand_dies_once_with_each_end_without_a_word,
+        ends::a_save_empties_the_hand_if_it_says_so_and_leaves_it_otherwise,
+        ends::the_end_of_one_who_lives_is_taken_back_once,
+        ends::nothing_is_taken_back_below_none_nor_of_a_clean_end,
+        ends::what_is_taken_back_of_a_record_that_is_gone_makes_nothing,
         notes::a_note_is_stored_with_its_position_and_kept,
         notes::a_note_of_a_save_that_is_made_again_is_kept_once,
         notes::a_note_of_a_save_that_is_refused_is_not_kept,

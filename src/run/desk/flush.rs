@@ -103,14 +103,14 @@ impl Desk {
     pub(crate) fn begin_anew(&self, fence: Fence, start: Option<Mark>, save: SavePolicy, saves_quiet: bool) {
         // What could not be stored is not waited for any more.
         self.gate.send_modify(|gate| gate.closed = false);
-        let mut inner = self.inner();
-        let (held, barrier) = (inner.policy.held().is_some(), inner.policy.has_barrier());
+        let inner = &mut *self.inner();
+        let (held, barrier) = (inner.policy.is_held(), inner.policy.has_barrier());
         inner.fence = fence;
-        inner.given_up = inner.handed_out.clone();
+        inner.given_up.clone_from(&inner.handed_out);
         inner.in_hand = None;
         inner.held_since = None;
         (inner.flush_wanted, inner.save_after_flush) = (false, false);
-        (inner.left, inner.jumped) = (Vec::new(), None);
+        (inner.left, inner.jumped, inner.to_note) = (Vec::new(), None, None);
         inner.progress.go_back(start.clone());
         inner.policy = Policy::new(save, saves_quiet, start);
         if held {

@@ -15,7 +15,7 @@ impl Inner {
     pub(super) fn note_held(&mut self) -> bool {
         let before = self.held_since;
         let seq = |mark: Option<&progress::Mark>| mark.map_or(0, |mark| mark.seq);
-        let is_held = self.policy.held().is_some_and(|durable| seq(self.policy.handled()) > seq(durable));
+        let is_held = self.policy.is_held() && seq(self.policy.handled()) > seq(self.policy.declared());
         self.held_since = is_held.then(|| before.unwrap_or_else(Instant::now));
         self.held_since.is_some() != before.is_some()
     }

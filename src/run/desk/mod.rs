@@ -4,6 +4,7 @@
 mod flush;
 mod hold;
 mod jump;
+mod note;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,6 +17,7 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::ids::Fence;
 use crate::run::policy::{Policy, SavePolicy};
 use crate::run::progress::{Mark, Progress};
+use crate::storage;
 
 #[derive(Debug)]
 pub(crate) struct Desk {
@@ -28,6 +30,7 @@ pub(crate) struct Desk {
 }
 
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own, and they go together in every way")]
 struct Inner {
     fence: Fence,
     progress: Progress,
@@ -39,6 +42,8 @@ struct Inner {
     given_up: Option<Checkpoint>,
     /// The events that were read and not settled when the reader was last closed.
     left: Vec<Checkpoint>,
+    /// The UUID of the collection that events were last read of, and the epoch they were read in.
+    seen: Option<(u32, Arc<str>)>,
     /// Until it is stored: the last jump, and the number of its position.
     jumped: Option<(u64, Arc<Jump>)>,
     /// The saver wants to hear of every movement, not of asked-for saves alone.
@@ -46,6 +51,9 @@ struct Inner {
     /// The saver has been woken for a save that was asked for, and has not sent one since.
     told: bool,
     woken: bool,
+    /// The event that is to be noted in the record, by the number of its note; and how many there were.
+    to_note: Option<(u64, storage::InHand)>,
+    notes: u64,
     /// The handler asks for a save of everything that may be stored.
     save_requested: bool,
     /// The handler is to flush what may be stored.
@@ -89,6 +97,8 @@ pub(crate) struct Gate {
     pub(crate) closed: bool,
     /// The newest stored position of this run, by its number.
     pub(crate) stored: u64,
+    /// The newest event in hand that is noted in the record, by the number of its note.
+    pub(crate) noted: u64,
 }
 
 /// What the saver sees at one moment.
@@ -103,8 +113,12 @@ pub(crate) struct View {
     pub(crate) last_read: u64,
     pub(crate) all_settled: bool,
     pub(crate) in_hand: Option<InHand>,
+    /// The UUID of the collection that was last seen in an event, and the epoch of that.
+    pub(crate) seen: Option<(u32, Arc<str>)>,
     /// A jump that is not stored yet, and the number of its position.
     pub(crate) jumped: Option<(u64, Arc<Jump>)>,
+    /// An event that is to be noted in the record, and the number of the note.
+    pub(crate) to_note: Option<(u64, storage::InHand)>,
     pub(crate) held: Option<HeldBack>,
     pub(crate) stored_by_work: Option<StoredByWork>,
 }
@@ -139,10 +153,13 @@ impl Desk {
             handed_out: None,
             given_up: None,
             left: Vec::new(),
+            seen: None,
             jumped: None,
             watched: false,
             told: false,
             woken: false,
+            to_note: None,
+            notes: 0,
             save_requested: false,
             flush_wanted: false,
             save_after_flush: false,
@@ -171,7 +188,9 @@ impl Desk {
 
     /// An event was read; the number it settles under.
     pub(crate) fn read_event(&self, position: Checkpoint, kind: Kind) -> u64 {
-        self.inner().progress.event(position, kind)
+        let mut inner = self.inner();
+        inner.see(&position);
+        inner.progress.event(position, kind)
     }
 
     pub(crate) fn read_quiet(&self, position: Checkpoint) {
@@ -279,10 +298,9 @@ impl Desk {
     pub(crate) fn view(&self) -> View {
         let inner = self.inner();
         View {
-            held: inner.held_since.map(|since| HeldBack {
-                since,
-                durable: inner.policy.held().flatten().map(|mark| mark.position.clone()),
-            }),
+            held: inner
+                .held_since
+                .map(|since| HeldBack { since, durable: inner.policy.declared().map(|mark| mark.position.clone()) }),
             stored_by_work: inner.stored_by_work.clone(),
             safe: inner.progress.safe().cloned(),
             storable: inner.policy.storable().cloned(),
@@ -291,7 +309,9 @@ impl Desk {
             last_read: inner.progress.last_read(),
             all_settled: inner.progress.all_settled(),
             in_hand: inner.in_hand.clone(),
+            seen: inner.seen.clone(),
             jumped: inner.jumped.clone(),
+            to_note: inner.to_note.clone(),
         }
     }
 
@@ -312,7 +332,7 @@ impl Desk {
         inner.policy.saved(mark.events);
         inner.jumped.take_if(|(seq, _)| *seq <= mark.seq);
         drop(inner);
-        self.gate.send_replace(Gate { closed: false, stored: mark.seq });
+        self.gate.send_modify(|gate| (gate.closed, gate.stored) = (false, mark.seq));
     }
 
     /// Whether the handler has asked for a save since the last call.

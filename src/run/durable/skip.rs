@@ -8,14 +8,21 @@ use super::{Goal, LAST_SAVE, Reply, Run, no_answer};
 use crate::audit::Note;
 use crate::checkpoint::Checkpoint;
 use crate::error::{SourceError, SubscriptionError};
+use crate::ids::Epoch;
 use crate::model::SubscriptionModel;
 use crate::reason::Reason;
 use crate::run::core::Turn;
 use crate::run::deliver::is_beyond;
 use crate::run::desk::Jump;
+use crate::run::open::Opening;
+use crate::run::parking::Parked;
 use crate::run::skip::{Skip, Unfit};
+use crate::run::skip_letters::Keeping;
 use crate::status::{Phase, State};
 use crate::storage::CheckpointStorage;
+
+/// How long reading the skipped events once more, and keeping them, may take.
+const KEPT_WITHIN: std::time::Duration = std::time::Duration::from_secs(60);
 
 impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
     /// Answers whether the run has ended by it.
@@ -35,6 +42,10 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         }
         // The event in hand may have been settled meanwhile.
         if let Err(unfit) = skip.is_ahead_of(self.stands_at().as_ref()) {
+            let error = self.unfit(unfit);
+            return self.goes_on(!rests, reply, Err(error)).await;
+        }
+        if let Err(unfit) = self.keep(&skip).await {
             let error = self.unfit(unfit);
             return self.goes_on(!rests, reply, Err(error)).await;
         }
@@ -73,31 +84,50 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         asked.unwrap_or_else(|_| Err(SourceError::Unavailable { message: message() }.into()))
     }
 
+    /// With a dead letter storage, keeps what can be kept of the events that are skipped.
+    async fn keep(&mut self, skip: &Skip) -> Result<(), Unfit> {
+        let from = self.stands_at();
+        let epochs = i64::from(self.core.desk.epoch());
+        let Some((deliver, from)) = self.core.at_rest.as_mut().zip(from) else { return Ok(()) };
+        let Some(storage) = deliver.settings.dead_letters.clone() else { return Ok(()) };
+        let (id, epoch) = (deliver.id.clone(), Epoch(deliver.epoch.0 + epochs));
+        let Opening { model, plan, .. } = deliver.opening.clone();
+        // The documents that have dead letters now are asked for anew.
+        deliver.trouble.parked = Parked::default();
+        let keeping = Keeping { model, plan, storage, id, epoch };
+        let kept = keeping.keep(&from, skip);
+        let late =
+            |_| Err(SourceError::Unavailable { message: "what is skipped could not be kept in time".into() }.into());
+        tokio::time::timeout(KEPT_WITHIN, kept).await.unwrap_or_else(late)
+    }
+
     /// Moves to the position, and counts what is known to be stepped over. Answers the number of the position.
     fn jump(&mut self, skip: &Skip, state: &State) -> u64 {
         let (id, through, reason) = (&self.id, &skip.through, &skip.reason);
         let from = self.stands_at();
         let desk = &self.core.desk;
         let left = desk.left_unsettled(through);
-        let too_large = match state {
-            State::Stalled(Reason::EventTooLarge { position }) => !position.is_beyond(through),
+        let unsent = match state {
+            State::Stalled(Reason::EventTooLarge { position } | Reason::ImageMissing { position, .. }) => {
+                !position.is_beyond(through)
+            }
             _ => false,
         };
         warn!(
             subscription = %id, %through, reason,
             "subscription {id} skips everything up to {through}, {} event(s) that are known of: {reason}",
-            left.len() + usize::from(too_large)
+            left.len() + usize::from(unsent)
         );
         let mut source = None;
         if let Some(deliver) = &mut self.core.at_rest {
             let handed_out = deliver.handed_out.as_ref();
-            let (read, too_large) = (left.len() as u64, u64::from(too_large));
+            let (read, unsent) = (left.len() as u64, u64::from(unsent));
             let new = left.iter().filter(|position| is_beyond(position, handed_out)).count() as u64;
             self.core.board.count(|status| {
-                status.events += too_large;
-                status.delivered += new + too_large;
-                status.settled += read + too_large;
-                status.skipped += read + too_large;
+                status.events += unsent;
+                status.delivered += new + unsent;
+                status.settled += read + unsent;
+                status.skipped += read + unsent;
             });
             // What was handled and held back behind the position comes again.
             if let Some(safe) = desk.safe().filter(|safe| safe.is_beyond(through)) {

@@ -1,25 +1,26 @@
 //! Holds the newest position that is to be stored and writes it: one write in flight, forward only. It knows the
 //! storage's seam and the clock, not the handler: a failing write is retried alone.
 
+mod answer;
 mod next;
+mod save;
 
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tracing::{debug, warn};
 
+use self::save::as_stored;
 use crate::backoff::Backoff;
-use crate::checkpoint::Kind;
 use crate::error::StorageError;
 use crate::ids::{Epoch, Ownership};
 use crate::reason::Reason;
-use crate::run::desk::{Desk, StoredByWork, View};
+use crate::run::desk::Desk;
 use crate::run::policy::SaveMode;
 use crate::run::progress::Mark;
 use crate::run::repeats::Repeats;
 use crate::status::Board;
-use crate::storage::{CheckpointStorage, Record, Save, SaveOutcome};
+use crate::storage::{CheckpointStorage, Hand, Record, Save, SaveOutcome};
 
 /// Between the answer to a write and the next write, in [`SaveMode::WriteBehind`].
 const SPACING: Duration = Duration::from_millis(10);
@@ -46,6 +47,10 @@ pub(crate) struct Saver<S> {
     frozen: bool,
     /// Once more the stored position, with the note that the run ended cleanly.
     clean: bool,
+    /// The record holds a note of an event in hand.
+    noted: bool,
+    /// No event is in hand: the record shall say so.
+    empties_hand: bool,
     /// With a start that could not, or was not to be, recorded: nothing is stored before an event is.
     recorded: bool,
     /// Quiet writes wait until the save policy has stored an event, for the same starts.
@@ -60,6 +65,8 @@ pub(crate) struct Saver<S> {
     quiet_failures: u32,
     last_error: Option<Reason>,
     repeats: Repeats,
+    /// Written since the last answer and not answered for: the record may have them.
+    unanswered: Vec<Mark>,
     /// How many writes of the handler's work are counted.
     taken_over: u64,
 }
@@ -68,6 +75,7 @@ struct Write {
     mark: Mark,
     why: Why,
     clean: bool,
+    empties_hand: bool,
     task: JoinHandle<Result<SaveOutcome, StorageError>>,
 }
 
@@ -76,6 +84,8 @@ enum Why {
     Wanted,
     Quiet,
     Clean,
+    /// The position as it is stored, with a note of the event in hand by its number.
+    Note(u64),
 }
 
 impl<S: CheckpointStorage> Saver<S> {
@@ -88,6 +98,7 @@ impl<S: CheckpointStorage> Saver<S> {
     ) -> Self {
         let now = Instant::now();
         let recorded = stored.is_some();
+        let noted = stored.as_ref().is_some_and(|record| record.in_hand.is_some());
         let resumed = stored.and_then(|record| as_stored(&template, record));
         Self {
             storage,
@@ -101,6 +112,8 @@ impl<S: CheckpointStorage> Saver<S> {
             urgent: None,
             frozen: false,
             clean: false,
+            noted,
+            empties_hand: false,
             recorded,
             quiet_allowed: recorded,
             last_sent: now,
@@ -112,6 +125,7 @@ impl<S: CheckpointStorage> Saver<S> {
             quiet_failures: 0,
             last_error: None,
             repeats: Repeats::default(),
+            unanswered: Vec::new(),
             taken_over: 0,
         }
     }
@@ -168,11 +182,17 @@ impl<S: CheckpointStorage> Saver<S> {
         self.stored = stored;
         (self.urgent, self.wanted_since, self.clean) = (None, None, false);
         self.answered = Instant::now();
+        self.unanswered.clear();
         self.thaw();
     }
 
     pub(crate) fn is_frozen(&self) -> bool {
         self.frozen
+    }
+
+    /// The run rests or ends, and no event is in hand: a note that says otherwise has to go.
+    pub(crate) fn empty_hand(&mut self) {
+        self.empties_hand = self.noted;
     }
 
     /// The run ends with everything it delivered stored: the record shall say so.
@@ -191,6 +211,10 @@ impl<S: CheckpointStorage> Saver<S> {
             && let Some(up_to) = self.outstanding(&view).map(|mark| mark.seq)
         {
             self.hurry(up_to);
+        }
+        if let (Some((number, _)), None) = (&view.to_note, &self.stored) {
+            // With nothing stored there is nothing to note it beside.
+            desk.noted(*number);
         }
         if self.awaits_flush(&view, now) {
             desk.want_flush();
@@ -215,38 +239,16 @@ impl<S: CheckpointStorage> Saver<S> {
             None => return soonest(None),
         };
         desk.sending();
-        let save = self.save(&mark, &view);
-        let storage = self.storage.clone();
+        let mut save = self.save(&mark, &view);
+        if let (Why::Note(_), Some((_, in_hand))) = (why, &view.to_note) {
+            (self.noted, self.empties_hand) = (true, false);
+            save.hand = Hand::Holds(in_hand.clone());
+        }
+        let (storage, empties_hand) = (self.storage.clone(), save.hand == Hand::Empty);
         let task = tokio::spawn(async move { storage.save(&save).await });
         self.last_sent = now;
-        self.in_flight = Some(Write { mark, why, clean: self.clean, task });
+        self.in_flight = Some(Write { mark, why, clean: self.clean, empties_hand, task });
         patience_ends
-    }
-
-    fn save(&mut self, mark: &Mark, view: &View) -> Save {
-        if let Some(resumed) = self.resumed.as_ref().filter(|_| mark.seq == 0) {
-            return Save { clean: self.clean, ..resumed.clone() };
-        }
-        let jump = view.jumped.as_ref().filter(|(seq, _)| *seq <= mark.seq).map(|(_, jump)| jump);
-        if let Some(jump) = jump {
-            self.source_epoch = mark.epoch;
-            self.template.source = jump.source.clone().or(self.template.source.take());
-        }
-        if let Some(source) = &mut self.template.source {
-            // Behind an `invalidate` the collection is another one.
-            if mark.epoch != self.source_epoch {
-                (source.collection_uuid, self.source_epoch) = (None, mark.epoch);
-            }
-            source.see(&mark.position);
-        }
-        Save {
-            epoch: Epoch(self.template.epoch.0 + i64::from(mark.epoch)),
-            position: mark.position.clone(),
-            kind: mark.kind,
-            clean: self.clean,
-            note: jump.map(|jump| jump.note.clone()),
-            ..self.template.clone()
-        }
     }
 
     fn give_up_waiting(&mut self, desk: &Desk, board: &Board) {
@@ -270,109 +272,6 @@ impl<S: CheckpointStorage> Saver<S> {
                 .unwrap_or_else(|error| Err(StorageError::Unavailable { message: format!("the save ended: {error}") })),
         }
     }
-
-    /// Takes in the outcome of the write in flight.
-    ///
-    /// # Errors
-    /// The reason to stop or stall, when no retry can help.
-    pub(crate) fn take(
-        &mut self,
-        outcome: Result<SaveOutcome, StorageError>,
-        desk: &Desk,
-        board: &Board,
-    ) -> Result<(), Lost> {
-        let Some(Write { mark, why, clean, .. }) = self.in_flight.take() else { return Ok(()) };
-        self.last_answer = Some(Instant::now());
-        if matches!(outcome, Ok(SaveOutcome::Saved { .. } | SaveOutcome::NotAhead)) && clean {
-            self.clean = false;
-        }
-        match outcome {
-            Ok(SaveOutcome::Saved { at }) => {
-                let jump = desk.view().jumped.filter(|(seq, _)| *seq <= mark.seq);
-                board.count(|status| {
-                    status.saves += 1;
-                    status.saved_at = at;
-                    if let Some((_, jump)) = &jump {
-                        status.noted(&jump.note, at);
-                    }
-                });
-                self.stored_now(mark, why, desk, board);
-                Ok(())
-            }
-            Ok(SaveOutcome::NotAhead) => {
-                board.count(|status| status.not_ahead += 1);
-                self.stored_now(mark, why, desk, board);
-                Ok(())
-            }
-            Ok(SaveOutcome::Superseded { owner, since }) => Err(Lost::Stop(Reason::Superseded { owner, since })),
-            Ok(SaveOutcome::Gone) => Err(Lost::Stop(Reason::Deleted)),
-            Err(error) => self.failed(&error, &mark, why, board),
-        }
-    }
-
-    /// A position that the handler's work has stored needs no write any more.
-    fn take_over(&mut self, stored: &StoredByWork, desk: &Desk, board: &Board) {
-        let StoredByWork { mark, at, saves } = stored;
-        let new = saves.saturating_sub(std::mem::replace(&mut self.taken_over, *saves));
-        if new > 0 {
-            board.count(|status| {
-                status.saves += new;
-                status.saved_at = at.or(status.saved_at);
-            });
-        }
-        if self.is_ahead(mark) {
-            // It counts as a write of ours: the next quiet one has its time an interval later.
-            (self.last_sent, self.last_answer) = (Instant::now(), Some(Instant::now()));
-            self.stored_now(mark.clone(), Why::Wanted, desk, board);
-        }
-    }
-
-    fn stored_now(&mut self, mark: Mark, why: Why, desk: &Desk, board: &Board) {
-        debug!(subscription = %self.template.id, position = %mark.position, "checkpoint stored");
-        // A write that was in flight when the handler's work stored more.
-        let mark = self.stored.take().filter(|stored| stored.seq > mark.seq).unwrap_or(mark);
-        self.answered = Instant::now();
-        self.wanted_since = None;
-        self.retry_at = None;
-        self.backoff.reset();
-        self.quiet_failures = 0;
-        self.last_error = None;
-        self.repeats.reset();
-        if why == Why::Wanted && mark.events > 0 {
-            self.recorded = true;
-            self.quiet_allowed = true;
-        }
-        board.count(|status| status.saved = Some(mark.position.clone()));
-        board.set(|conditions| conditions.storage = None);
-        desk.saved(&mark);
-        self.urgent = self.urgent.filter(|urgent| *urgent > mark.seq);
-        self.stored = Some(mark);
-    }
-
-    fn failed(&mut self, error: &StorageError, mark: &Mark, why: Why, board: &Board) -> Result<(), Lost> {
-        let reason = error.reason();
-        self.last_error = Some(reason.clone());
-        match error {
-            StorageError::Unavailable { .. } | StorageError::Unauthorized { .. } => {}
-            StorageError::Unreadable { .. } | StorageError::Refused { .. } => return Err(Lost::Stall(reason)),
-        }
-        let shown = if why == Why::Quiet {
-            // Tried again an interval later; the timer runs from the sending of this one.
-            self.quiet_failures += 1;
-            self.quiet_failures >= QUIET_FAILURES
-        } else {
-            self.retry_at = Some(Instant::now() + self.backoff.next_wait());
-            true
-        };
-        if self.repeats.is_due() {
-            let (id, position, failures) = (&self.template.id, &mark.position, self.repeats.count());
-            warn!(subscription = %id, %position, failures, "subscription {id} could not store {position}: {error}");
-        }
-        if shown {
-            board.set(|conditions| conditions.storage = Some(reason));
-        }
-        Ok(())
-    }
 }
 
 /// Why a run cannot go on saving.
@@ -380,17 +279,4 @@ impl<S: CheckpointStorage> Saver<S> {
 pub(crate) enum Lost {
     Stop(Reason),
     Stall(Reason),
-}
-
-/// The save that stores again what the record holds.
-fn as_stored(template: &Save, record: Record) -> Option<Save> {
-    let position = record.position?;
-    Some(Save {
-        kind: record.kind.unwrap_or_else(|| Kind::of_event(&position)),
-        epoch: record.epoch.unwrap_or(template.epoch),
-        pipeline: record.pipeline,
-        source: record.source,
-        position,
-        ..template.clone()
-    })
 }

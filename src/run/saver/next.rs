@@ -36,7 +36,7 @@ impl<S> Saver<S> {
     }
 
     pub(super) fn has_no_more(&self, view: &View) -> bool {
-        self.outstanding(view).is_none() && !(self.clean && self.stored.is_some())
+        self.outstanding(view).is_none() && !((self.clean || self.empties_hand) && self.stored.is_some())
     }
 
     pub(super) fn is_ahead(&self, mark: &Mark) -> bool {
@@ -51,6 +51,9 @@ impl<S> Saver<S> {
     pub(super) fn next(&self, view: &View, now: Instant) -> Option<(Mark, Why, Instant)> {
         if self.frozen {
             return None;
+        }
+        if let (Some((number, _)), Some(stored)) = (&view.to_note, &self.stored) {
+            return Some((stored.clone(), Why::Note(*number), self.retry_at.unwrap_or(now)));
         }
         let storable = self.writable(view);
         let requested = view.requested.as_ref().filter(|mark| self.is_ahead(mark));
@@ -73,7 +76,7 @@ impl<S> Saver<S> {
         if let Some((mark, at)) = quiet {
             return Some((mark.clone(), Why::Quiet, at));
         }
-        let stored = self.stored.as_ref().filter(|_| self.clean)?;
+        let stored = self.stored.as_ref().filter(|_| self.clean || self.empties_hand)?;
         Some((stored.clone(), Why::Clean, retry_at))
     }
 }

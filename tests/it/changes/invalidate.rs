@@ -38,7 +38,9 @@ async fn two_quick_drops_are_two_ends_and_nothing_in_between_is_missed() {
         let subscription = if batches {
             let seen = world.seen.clone();
             let handler = move |batch: Vec<Delivery>| {
-                batch.iter().for_each(|delivery| seen.note(delivery));
+                for delivery in &batch {
+                    seen.note(delivery);
+                }
                 async { Ok(()) }
             };
             world.subscriptions.subscribe_batches(ID, BatchLimits::new(100), handler).await

@@ -255,3 +255,21 @@ async fn a_skip_over_the_end_of_a_collection_forgets_its_uuid() {
     until_saved(&subscription, &last).await;
     assert_eq!(world.seen.keys(), [2]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_skips_over_the_end_of_a_collection_forgets_its_uuid_too() {
+    let world = World::new();
+    let subscription = world.subscribe().await;
+    let first = world.insert(1);
+    until_saved(&subscription, &first).await;
+    subscription.pause().await.unwrap();
+    world.model.invalidate();
+    world.model.recreate("2222222222224222A222222222222222");
+    let quiet = world.model.push_quiet();
+    subscription.skip(quiet, WHY).await.unwrap();
+    assert_eq!(world.record().await.unwrap().source.unwrap().collection_uuid, None);
+    subscription.resume().await.unwrap();
+    let last = world.insert(2);
+    until_saved(&subscription, &last).await;
+    assert_eq!(world.seen.keys(), [1, 2]);
+}

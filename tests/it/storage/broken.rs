@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use mongosub::bson::DateTime;
 use mongosub::{
-    CheckpointStorage, Claim, ClaimOutcome, Epoch, Fence, Kind, Owner, Ownership, Record, Save, SaveOutcome,
+    CheckpointStorage, Claim, ClaimOutcome, Epoch, Fence, Hand, Kind, Owner, Ownership, Record, Save, SaveOutcome,
     StorageError, SubscriptionId,
 };
 
@@ -40,6 +40,42 @@ pub(super) enum Fault {
     NotesInVain,
     /// Every note is kept for ever.
     KeepsEveryNote,
+    /// A claim does not count how the owner before it ended.
+    CountsNoEnds,
+    /// What an owner has stored does not matter to how it ended.
+    ForgetsProgress,
+    /// What was stored before an owner's claim is its own too.
+    TakesOldProgressForNew,
+    /// A clean end is one like others.
+    CountsCleanEnds,
+    /// A claim made again counts the end of its own owner.
+    CountsItsOwnEnd,
+    /// A claim that expects its predecessor counts its end.
+    CountsExpectedEnds,
+    /// With a note of an event in hand its position is stored.
+    HoldingStores,
+    /// Anybody notes an event in hand.
+    HoldsForAnybody,
+    /// An event in hand is noted beside any position.
+    HoldsBehind,
+    /// The event in hand has no death.
+    ForgetsDeaths,
+    /// A save that says nothing of the event in hand removes it.
+    EmptiesUnsaid,
+    /// A save does not remove the event in hand.
+    NeverEmpties,
+    /// Nothing is ever taken back.
+    TakesNothingBack,
+    /// Of one end more than one is taken back.
+    TakesBackTwice,
+    /// Whoever lives, one end is taken back.
+    TakesBackForAnybody,
+    /// One less than none is the most.
+    TakesBackBelowNone,
+    /// A clean end is taken back.
+    TakesBackCleanEnds,
+    /// Who lives has a record again.
+    TakingBackMakesARecord,
 }
 
 #[derive(Debug, Clone)]
@@ -51,8 +87,10 @@ pub(super) struct Broken {
 #[derive(Debug, Default)]
 struct State {
     records: BTreeMap<SubscriptionId, Record>,
-    /// Counts claims, and serves as the clock too.
+    /// Counts claims and saves, and serves as the clock too.
     count: i64,
+    /// Whose end the last claim has counted.
+    accused: BTreeMap<SubscriptionId, Fence>,
 }
 
 impl Broken {
@@ -62,6 +100,29 @@ impl Broken {
 
     fn is(&self, fault: Fault) -> bool {
         self.fault == Some(fault)
+    }
+
+    /// Counts how the owner of the record ended. Answers whose end may be taken back.
+    fn count_end(&self, record: &mut Record) -> Option<Fence> {
+        let before = record.ownership.as_ref()?.fence;
+        if record.clean && !self.is(Fault::CountsCleanEnds) {
+            record.unclean_ends = 0;
+            return self.is(Fault::TakesBackCleanEnds).then_some(before);
+        }
+        let has_stored = match self.fault {
+            Some(Fault::ForgetsProgress | Fault::CountsCleanEnds) => false,
+            Some(Fault::TakesOldProgressForNew) => record.saved_at.is_some(),
+            _ => record.saved_at > record.claimed_at,
+        };
+        record.unclean_ends = if has_stored { 0 } else { record.unclean_ends + 1 };
+        if let Some(in_hand) = record.in_hand.as_mut().filter(|_| !self.is(Fault::ForgetsDeaths)) {
+            in_hand.deaths += 1;
+        }
+        Some(before)
+    }
+
+    fn one_less(&self, count: u32) -> u32 {
+        if self.is(Fault::TakesBackBelowNone) { count.wrapping_sub(1) } else { count.saturating_sub(1) }
     }
 }
 
@@ -75,7 +136,7 @@ impl CheckpointStorage for Broken {
     }
 
     async fn claim(&self, claim: &Claim) -> Result<ClaimOutcome, StorageError> {
-        let State { records, count } = &mut *self.state.lock().unwrap();
+        let State { records, count, accused } = &mut *self.state.lock().unwrap();
         *count += 1;
         let ownership = Ownership { fence: Fence(*count), owner: claim.owner.clone() };
         if self.is(Fault::DoesNothing) {
@@ -93,6 +154,14 @@ impl CheckpointStorage for Broken {
             }
         }
         let record = records.entry(claim.id.clone()).or_insert_with(|| Record::empty(claim.id.clone()));
+        let is_own = owner_of(record).as_ref() == Some(&claim.owner);
+        let counts = (claim.expect.is_none() || self.is(Fault::CountsExpectedEnds))
+            && (!is_own || self.is(Fault::CountsItsOwnEnd))
+            && !self.is(Fault::CountsNoEnds);
+        if counts {
+            accused.remove(&claim.id);
+            accused.extend(self.count_end(record).map(|over| (claim.id.clone(), over)));
+        }
         record.ownership = Some(ownership);
         record.claimed_at = Some(DateTime::from_millis(*count));
         record.clean &= self.is(Fault::KeepsClean);
@@ -111,7 +180,8 @@ impl CheckpointStorage for Broken {
     }
 
     async fn save(&self, save: &Save) -> Result<SaveOutcome, StorageError> {
-        let State { records, count } = &mut *self.state.lock().unwrap();
+        let State { records, count, .. } = &mut *self.state.lock().unwrap();
+        *count += 1;
         let at = Some(DateTime::from_millis(*count));
         if self.is(Fault::DoesNothing) {
             return Ok(SaveOutcome::Saved { at });
@@ -124,8 +194,10 @@ impl CheckpointStorage for Broken {
             });
         }
         let Some(record) = records.get_mut(&save.id) else { return Ok(SaveOutcome::Gone) };
+        let holds = matches!(save.hand, Hand::Holds(_));
         let may = match self.fault {
             Some(Fault::ForgetsTheFence) => true,
+            Some(Fault::HoldsForAnybody) if holds => true,
             Some(Fault::ForgetsTheOwner) => record.ownership.as_ref().is_some_and(|own| own.fence == save.fence()),
             _ => record.ownership.as_ref() == Some(&save.ownership),
         };
@@ -139,7 +211,7 @@ impl CheckpointStorage for Broken {
                 .is_none_or(|position| position.position_cmp(&save.position).is_none_or(std::cmp::Ordering::is_le))
         };
         let ahead = match record.epoch {
-            _ if self.is(Fault::GoesBackwards) => true,
+            _ if self.is(Fault::GoesBackwards) || (holds && self.is(Fault::HoldsBehind)) => true,
             Some(epoch) if epoch == save.epoch || self.is(Fault::ForgetsTheEpoch) => forward(record),
             Some(epoch) => epoch < save.epoch,
             None => true,
@@ -149,6 +221,17 @@ impl CheckpointStorage for Broken {
                 record.note(note, DateTime::from_millis(*count));
             }
             return Ok(SaveOutcome::NotAhead);
+        }
+        match &save.hand {
+            Hand::Holds(in_hand) => {
+                record.in_hand = Some(in_hand.clone());
+                if !self.is(Fault::HoldingStores) {
+                    return Ok(SaveOutcome::Saved { at: record.saved_at });
+                }
+            }
+            Hand::Empty if !self.is(Fault::NeverEmpties) => record.in_hand = None,
+            Hand::Unsaid if self.is(Fault::EmptiesUnsaid) => record.in_hand = None,
+            _ => {}
         }
         if self.is(Fault::ForgetsNotes) {
             (record.gaps, record.skips) = (Vec::new(), Vec::new());
@@ -176,7 +259,7 @@ impl CheckpointStorage for Broken {
     }
 
     async fn delete(&self, id: &SubscriptionId, owner: Option<&Ownership>) -> Result<bool, StorageError> {
-        let State { records, count } = &mut *self.state.lock().unwrap();
+        let State { records, count, .. } = &mut *self.state.lock().unwrap();
         let Some(record) = records.get(id) else { return Ok(false) };
         if owner.is_some() && record.ownership.as_ref() != owner && !self.is(Fault::DeletesForAnybody) {
             return Ok(false);
@@ -190,5 +273,24 @@ impl CheckpointStorage for Broken {
 
     async fn list(&self) -> Result<Vec<String>, StorageError> {
         Ok(self.state.lock().unwrap().records.keys().map(ToString::to_string).collect())
+    }
+
+    async fn not_dead(&self, id: &SubscriptionId, superseded: &Ownership) -> Result<(), StorageError> {
+        let State { records, accused, .. } = &mut *self.state.lock().unwrap();
+        if self.is(Fault::TakingBackMakesARecord) {
+            records.entry(id.clone()).or_insert_with(|| Record::empty(id.clone()));
+        }
+        let Some(record) = records.get_mut(id) else { return Ok(()) };
+        let may = accused.get(id).is_some_and(|over| *over == superseded.fence || self.is(Fault::TakesBackForAnybody));
+        if may && !self.is(Fault::TakesNothingBack) {
+            record.unclean_ends = self.one_less(record.unclean_ends);
+            if let Some(in_hand) = &mut record.in_hand {
+                in_hand.deaths = self.one_less(in_hand.deaths);
+            }
+            if !self.is(Fault::TakesBackTwice) {
+                accused.remove(id);
+            }
+        }
+        Ok(())
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use mongosub::memory::MemoryCheckpointStorage;
 use mongosub::{
-    Checkpoint, CheckpointStorage, Claim, ClaimOutcome, Deployment, Kind, Namespace, Ownership, Record, Save,
+    Checkpoint, CheckpointStorage, Claim, ClaimOutcome, Deployment, Hand, Kind, Namespace, Ownership, Record, Save,
     SaveOutcome, StorageError, SubscriptionId,
 };
 use tokio::sync::watch;
@@ -38,6 +38,7 @@ pub struct Saved {
     pub position: Checkpoint,
     pub kind: Kind,
     pub clean: bool,
+    pub hand: Hand,
 }
 
 #[derive(Clone)]
@@ -201,8 +202,8 @@ impl CheckpointStorage for FaultyStorage {
     async fn save(&self, save: &Save) -> Result<SaveOutcome, StorageError> {
         let fault = {
             let mut script = self.script();
-            let Save { position, kind, clean, .. } = save.clone();
-            script.sent.push(Saved { at: Instant::now(), position, kind, clean });
+            let Save { position, kind, clean, hand, .. } = save.clone();
+            script.sent.push(Saved { at: Instant::now(), position, kind, clean, hand });
             script.faults.pop_front().or_else(|| script.every.clone())
         };
         self.meet(fault, self.inner.save(save)).await
@@ -218,6 +219,10 @@ impl CheckpointStorage for FaultyStorage {
 
     async fn list(&self) -> Result<Vec<String>, StorageError> {
         self.inner.list().await
+    }
+
+    async fn not_dead(&self, id: &SubscriptionId, superseded: &Ownership) -> Result<(), StorageError> {
+        self.inner.not_dead(id, superseded).await
     }
 
     fn namespaces(&self) -> Vec<Namespace> {

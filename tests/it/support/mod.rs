@@ -17,7 +17,7 @@ use mongosub::{
 };
 use tokio::time::Instant;
 
-pub use faulty::{Fault, FaultyStorage, unavailable};
+pub use faulty::{Fault, FaultyStorage, Saved, unavailable};
 pub use faulty_letters::FaultyLetters;
 pub use hold::{Hold, Log};
 pub use logs::Logs;

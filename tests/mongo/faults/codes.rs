@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use mongosub::{
-    Checkpoint, DurableSubscriptions, Reason, State, SubscribeError, Subscription,
+    Checkpoint, DurableSubscriptions, OnInvalidate, Reason, State, SubscribeError, Subscription,
     bson::{Document, doc},
     mongodb::{Database, error::ErrorKind},
 };
@@ -286,6 +286,7 @@ async fn behind_an_invalidate(keeper: Fixture) -> anyhow::Result<()> {
     let database = server.fresh_database().await;
     let stream = hit_by_faults(&server, &database).await;
     let subscriptions = DurableSubscriptions::new(stream.model().clone(), storage(&keeper.database));
+    let subscriptions = subscriptions.on_invalidate(OnInvalidate::Stop);
     let is_refused = |reason: Option<&Reason>, injected: i32| matches!(reason, Some(Reason::BadPosition { code, .. }) if *code == injected);
     let mut counted = 0;
     for phase in [Phase::GetMore, Phase::Open] {

@@ -1,10 +1,12 @@
-//! The end of a feed: an `invalidate` is delivered, stored and named, and the next start goes on behind it.
+//! The end of a feed, for a subscription that is to stop there: an `invalidate` is delivered, stored and named, and the
+//! next start goes on behind it.
 
 use std::sync::Arc;
 
 use libtest_mimic::Trial;
 use mongosub::{
-    ChangeStreamModel, Checkpoint, DurableSubscriptions, Filter, Kind, Operation, Reason, State, Subscription,
+    ChangeStreamModel, Checkpoint, DurableSubscriptions, Filter, Kind, OnInvalidate, Operation, Reason, State,
+    Subscription,
     bson::{Document, doc},
     mongodb::{Collection, Database},
 };
@@ -12,7 +14,7 @@ use tokio::sync::Semaphore;
 
 use super::held;
 use crate::{
-    seen::{Seen, insert, record, storage, subscriptions, things},
+    seen::{Seen, Subscriptions, insert, record, storage, subscriptions, things},
     support::{Context, Fixture, test},
 };
 
@@ -37,6 +39,11 @@ where
     test(name, move |ctx: Context| async move { body(ctx.plain().await).await })
 }
 
+/// With `OnInvalidate::Stop`. (What goes on by itself is in `changes/ends.rs`.)
+fn stopping(subscriptions: Subscriptions) -> Subscriptions {
+    subscriptions.on_invalidate(OnInvalidate::Stop)
+}
+
 /// It has stopped at the last event it delivered, says so, and that is stored.
 async fn ended(subscription: &Subscription, seen: &Seen, database: &Database) -> anyhow::Result<Checkpoint> {
     let reason = subscription.stopped().await;
@@ -55,7 +62,8 @@ const EACH: i32 = 50;
 
 async fn dropped(Fixture { database, .. }: Fixture) -> anyhow::Result<()> {
     let written = things(&database);
-    let (subscriptions, seen, turns) = (subscriptions(&database), Seen::default(), Arc::new(Semaphore::new(0)));
+    let (subscriptions, seen, turns) =
+        (stopping(subscriptions(&database)), Seen::default(), Arc::new(Semaphore::new(0)));
     let mut ids = Vec::new();
     for round in 0..3 {
         let subscription = subscriptions.subscribe("dropped", held(&seen, &turns)).await?;
@@ -94,7 +102,7 @@ async fn rename(from: &Collection<Document>, to: &Collection<Document>, over: bo
 
 async fn database_dropped(Fixture { database, client, .. }: Fixture) -> anyhow::Result<()> {
     let gone = client.database(&format!("{}_gone", database.name()));
-    let subscriptions = DurableSubscriptions::new(ChangeStreamModel::database(&gone), storage(&database));
+    let subscriptions = stopping(DurableSubscriptions::new(ChangeStreamModel::database(&gone), storage(&database)));
     let seen = Seen::default();
     let subscription = subscriptions.subscribe("gone", seen.handler()).await?;
     insert(&things(&gone), [1]).await?;
@@ -112,7 +120,8 @@ async fn database_dropped(Fixture { database, client, .. }: Fixture) -> anyhow::
 
 async fn renamed(Fixture { database, .. }: Fixture) -> anyhow::Result<()> {
     let (written, others) = (things(&database), database.collection::<Document>("others"));
-    let (subscriptions, seen, turns) = (subscriptions(&database), Seen::default(), Arc::new(Semaphore::new(0)));
+    let (subscriptions, seen, turns) =
+        (stopping(subscriptions(&database)), Seen::default(), Arc::new(Semaphore::new(0)));
     let mut ids = Vec::new();
     for (round, over) in (0..).zip([false, true, false]) {
         let subscription = subscriptions.subscribe("renamed", held(&seen, &turns)).await?;
@@ -164,7 +173,8 @@ async fn unmentioned(Fixture { database, server, .. }: Fixture) -> anyhow::Resul
     let count = filters.len();
     for (name, filter) in filters {
         let written = database.collection::<Document>(name);
-        let subscriptions = DurableSubscriptions::new(ChangeStreamModel::collection(&written), storage(&database));
+        let subscriptions =
+            stopping(DurableSubscriptions::new(ChangeStreamModel::collection(&written), storage(&database)));
         let seen = Seen::default();
         let subscribe = || subscriptions.subscribe(name, seen.handler()).filter(filter.clone());
         let subscription = subscribe().await?;

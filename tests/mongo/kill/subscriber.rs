@@ -275,6 +275,10 @@ impl CheckpointStorage for Storage {
         self.inner.list().await
     }
 
+    async fn not_dead(&self, id: &SubscriptionId, superseded: &Ownership) -> Result<(), StorageError> {
+        self.inner.not_dead(id, superseded).await
+    }
+
     fn namespaces(&self) -> Vec<Namespace> {
         self.inner.namespaces()
     }

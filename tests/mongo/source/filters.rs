@@ -68,7 +68,7 @@ async fn resumes(database: Database, then: Then) -> anyhow::Result<()> {
     let subscriptions: Subscriptions =
         DurableSubscriptions::new(model, storage(&database)).shutdown_grace(Duration::ZERO);
     let paid = || Filter::operations([Operation::Update]).and(Filter::field("status").eq("paid"));
-    things.insert_many((0..EVENTS + 1).map(|id| doc! { "_id": id, "status": "open" })).await?;
+    things.insert_many((0..=EVENTS).map(|id| doc! { "_id": id, "status": "open" })).await?;
     // One for each event that it stops behind.
     let mut stopped = Vec::new();
     let turns: Vec<_> =

@@ -13,8 +13,8 @@ use mongosub::{
 
 use super::{roomy, stalls, to};
 use crate::{
-    seen::{Seen, Subscriptions, insert, things},
-    support::{FailMode, server::code, test},
+    seen::{PATIENCE, Seen, Subscriptions, insert, record, things},
+    support::{FailMode, Server, server::code, test, wait_until},
 };
 
 pub fn tests() -> Vec<Trial> {
@@ -194,6 +194,31 @@ async fn around() -> anyhow::Result<()> {
         let again: Vec<_> = read(&small, position).await?.into_iter().filter(|(_, event)| *event).collect();
         assert_eq!(again.len(), 7 - at, "behind {position}");
     }
+    ended(&things, &model, &small, events.last().expect("one in the newer layout")).await
+}
+
+/// The end of the collection, read by a stream that splits events: the next one begins behind it.
+async fn ended(
+    things: &Collection<Document>,
+    splits: &ChangeStreamModel,
+    plain: &ChangeStreamModel,
+    from: &Checkpoint,
+) -> anyhow::Result<()> {
+    let uuid = plain.identity().await?.collection_uuid.expect("a UUID");
+    things.drop().await?;
+    let mut reader = splits.open(Some(from), &Plan::default()).await?;
+    let mut end = from.clone();
+    while let Some(read) = reader.next().await {
+        end = read?.position().clone();
+    }
+    assert!(end.is_invalidate(), "{end}");
+    assert!(plain.ended_since(from, &uuid).await? && plain.ended_since(&end, &uuid).await.is_ok());
+    insert(things, [7]).await?;
+    for model in [splits, plain] {
+        let mut reader = model.open(Some(&end), &Plan::default()).await?;
+        let Some(Ok(Read::Event { event, .. })) = reader.next().await else { panic!("the first insert") };
+        assert_eq!(event.document_id::<i32>()?, Some(7));
+    }
     Ok(())
 }
 
@@ -206,11 +231,12 @@ async fn broken() -> anyhow::Result<()> {
     let (subscriptions, seen) = (to(looked_up(&named), &database), Seen::default());
     let subscription = subscriptions.subscribe("large", seen.handler()).await?;
     let mut ids = Vec::new();
-    // The first reply of the stream that splits is that of the open: the others are broken one after the other.
-    for good in 0..4 {
+    // The first fragment comes with an open, or with a reply behind it: each reply is the one that breaks. In the first round
+    // that is before the stream splits.
+    for good in [0, 0, 1, 2, 3] {
         subscription.pause().await?;
         things(&database).delete_many(doc! {}).await?;
-        let deleted = ids.is_empty().then_some(0).unwrap_or(10);
+        let deleted = if ids.is_empty() { 0 } else { 10 };
         written(&things(&database)).await?;
         let failure = doc! { "failCommands": ["getMore"], "errorCode": 11600 };
         let point = server.fail_command("broken", FailMode::Skip(good), failure).await;
@@ -259,8 +285,15 @@ async fn refusal(model: &ChangeStreamModel, from: &Checkpoint) -> anyhow::Result
     }
 }
 
+/// How many aggregates have failed.
+async fn failures(server: &Server) -> anyhow::Result<i64> {
+    let status = server.admin_command(doc! { "serverStatus": 1 }).await?;
+    let commands = status.get_document("metrics")?.get_document("commands")?;
+    Ok(commands.get_document("aggregate")?.get_i64("failed")?)
+}
+
 async fn stepped_over() -> anyhow::Result<()> {
-    let (_server, database) = roomy().await;
+    let (server, database) = roomy().await;
     let model = looked_up(&database);
     let things = things(&database);
     things.insert_one(doc! { "_id": 2, "filler": large("a") }).await?;
@@ -279,7 +312,16 @@ async fn stepped_over() -> anyhow::Result<()> {
 
     let (ids, reason) = refusal(&model, &start).await?;
     assert_eq!(ids, [0, 3]);
-    let Some(Reason::EventTooLarge { position: first }) = reason else { panic!("{reason:?}") };
+    let Some(Reason::EventTooLarge { position: first }) = reason.clone() else { panic!("{reason:?}") };
+    // That a server has no stage to split it is found out once.
+    let mut failed = Vec::new();
+    for model in [looked_up(&database), model.clone()] {
+        let before = failures(&server).await?;
+        assert_eq!(refusal(&model, &start).await?, (ids.clone(), reason.clone()));
+        failed.push(failures(&server).await? - before);
+    }
+    let asked = i64::from(!splits(&database).await?);
+    assert_eq!(failed[0] - failed[1], asked, "{failed:?}");
     let outline = model.outline(&first).await?.expect("the event");
     assert_eq!((outline.operation()?, outline.document_id::<i32>()?), (Operation::Update, Some(2)));
     assert_eq!(outline.namespace()?.expect("a namespace").collection, "things");
@@ -300,12 +342,31 @@ async fn stepped_over() -> anyhow::Result<()> {
     // Behind the one that is alone at its time.
     assert_eq!(refusal(&model, &second).await?, (vec![9], None));
 
-    // As a subscription does it.
+    // As a subscription does it: by skipping, in the run that has stalled and where nothing runs.
     let (subscriptions, seen) = (to(model, &database), Seen::default());
-    let behind = StartAt::Always(Start::After(second));
-    subscriptions.subscribe("large", seen.handler()).filter(unsplittable()).start_at(behind).await?;
+    let subscribe = || {
+        let action = subscriptions.subscribe("large", seen.handler()).filter(unsplittable());
+        action.start_at(StartAt::StoredOr(Start::After(start.clone())))
+    };
+    let subscription = subscribe().await?;
+    assert_eq!(stalls(&subscription).await, Reason::EventTooLarge { position: first.clone() });
+    assert_eq!(seen.ids(), [0, 3]);
+    subscription.skip(first, "too large").await?;
+    seen.sees(5).await;
+    wait_until("it stalls again", PATIENCE, || async { subscription.status().state.name() == "stalled" }).await;
+    assert_eq!((seen.ids(), subscription.status().skipped), (vec![0, 3, 4, 5], 1));
+    subscription.shutdown().await?;
+    let refused = subscribe().await.err();
+    assert!(refused.is_none_or(|error| error.reason().is_some_and(|reason| reason.name() == "event_too_large")));
+    for running in subscriptions.running() {
+        running.shutdown().await?;
+    }
+    subscriptions.skip("large", second, "too large as well").await?;
+    subscribe().await?;
     seen.sees(9).await;
-    assert_eq!(seen.ids(), [9]);
+    assert_eq!(seen.ids(), [0, 3, 4, 5, 9]);
+    let skips = record(&database, "large").await?.expect("a record").skips;
+    assert_eq!(skips.iter().map(|skip| &*skip.reason).collect::<Vec<_>>(), ["too large", "too large as well"]);
     Ok(())
 }
 

@@ -4,15 +4,17 @@ use libtest_mimic::Trial;
 use mongodb::Database;
 use mongodb::bson::{Bson, DateTime, Document, RawDocumentBuf, Timestamp, doc, oid::ObjectId};
 use mongosub::{
-    Checkpoint, CheckpointStorage, Claim, Epoch, Fence, Owner, Ownership, Save, StartPosition, StorageError,
+    Checkpoint, CheckpointStorage, Claim, Epoch, Fence, Hand, InHand, Owner, Ownership, Save, StartPosition,
+    StorageError,
 };
 
-use super::{HEX, TIME, claimed, id, plain, raw, storage, token};
+use super::{HEX, TIME, claimed, document, id, plain, raw, storage, token};
 
 pub fn tests() -> Vec<Trial> {
     vec![
         plain("a record that cannot be read is refused and left byte for byte", refused_records),
         plain("a record that reads well is claimed and saved to, however odd it looks", odd_records),
+        plain("ends and deaths are counted on from any number that can be read, and taken back", odd_counts),
         plain("a record that cannot be read is deleted by hand", deleted_by_hand),
     ]
 }
@@ -26,7 +28,7 @@ fn ours(change: Document) -> Document {
         "schema": 1_i64, "fence": FENCE, "owner": OWNER, "claimedAt": DateTime::from_millis(1), "epoch": 5_i64,
         "kind": "event", "clusterTime": TIME, "savedAt": DateTime::from_millis(2), "pipeline": "p",
         "source": { "scope": "collection", "db": "d", "collection": "c", "collectionUUID": "u", "setName": "s" },
-        "clean": false,
+        "clean": false, "over": FENCE,
     };
     changed(ours, change)
 }
@@ -138,7 +140,7 @@ fn wrong_parts_of_ours() -> Vec<(&'static str, Document)> {
 fn wrong_fields_of_ours() -> Vec<(&'static str, Document)> {
     let gone = Bson::Undefined;
     let mut cases = Vec::new();
-    let fields: [(&str, &[Bson]); 11] = [
+    let fields: [(&str, &[Bson]); 14] = [
         (
             "schema",
             &[
@@ -174,10 +176,34 @@ fn wrong_fields_of_ours() -> Vec<(&'static str, Document)> {
         ("pipeline", &[7.into(), Bson::Null, doc! {}.into()]),
         ("clean", &[1.into(), Bson::Null, "true".into()]),
         ("clean", &[ObjectId::new().into()]),
+        ("uncleanEnds", &[(-1).into(), i64::MAX.into(), 1.0.into(), "1".into(), Bson::Null, vec![1].into()]),
+        (
+            "over",
+            &[(-1_i64).into(), ((1_i64 << 62) + 1).into(), 7.0.into(), "7".into(), Bson::Null, vec![FENCE].into()],
+        ),
+        ("inHand", &[Bson::Null, HEX.into(), 1.into(), vec![in_hand(doc! {})].into()]),
     ];
     for (field, values) in fields {
         let path: &'static str = Box::leak(format!("mongosub.{field}").into_boxed_str());
         cases.extend(values.iter().map(|value| (path, record(doc! { field: value.clone() }))));
+    }
+    let hands = [
+        ("at", doc! { "at": gone.clone() }),
+        ("at", doc! { "at": null }),
+        ("at", doc! { "at": 7 }),
+        ("at", doc! { "at": TIME }),
+        ("at", doc! { "at": { "_data": HEX } }),
+        ("deaths", doc! { "deaths": gone }),
+        ("deaths", doc! { "deaths": null }),
+        ("deaths", doc! { "deaths": -1 }),
+        ("deaths", doc! { "deaths": i64::MAX }),
+        ("deaths", doc! { "deaths": 1.0 }),
+        ("deaths", doc! { "deaths": "1" }),
+        ("deaths", doc! { "deaths": [1] }),
+    ];
+    for (field, change) in hands {
+        let path: &'static str = Box::leak(format!("mongosub.inHand.{field}").into_boxed_str());
+        cases.push((path, record(doc! { "inHand": in_hand(change) })));
     }
     let sources = [
         ("scope", doc! {}),
@@ -196,6 +222,11 @@ fn wrong_fields_of_ours() -> Vec<(&'static str, Document)> {
         cases.push((path, record(doc! { "source": source })));
     }
     cases
+}
+
+/// An event in hand with something in it changed.
+fn in_hand(change: Document) -> Document {
+    changed(doc! { "at": HEX, "deaths": 1_i64 }, change)
 }
 
 fn gap(change: Document) -> Document {
@@ -280,9 +311,13 @@ async fn refused_records(database: Database) {
         refuses("claim that expects the owner", storage.claim(&claim).await.expect_err(&stored.to_string()));
         let far = Timestamp { time: u32::MAX, increment: 1 };
         for position in [Checkpoint::Time(far), token(HEX), Checkpoint::Text("line 18".into())] {
-            let save = Save::new(id(&name), own.clone(), Epoch(6), position);
+            let mut save = Save::new(id(&name), own.clone(), Epoch(6), position);
             refuses("save", storage.save(&save).await.expect_err(&stored.to_string()));
+            save.hand = Hand::Holds(InHand::new(TIME.into(), 1));
+            refuses("note of an event in hand", storage.save(&save).await.expect_err(&stored.to_string()));
         }
+        // Nobody insists on this one, so it is not told.
+        storage.not_dead(&id(&name), &own).await.unwrap();
         assert_eq!(raw(&collection, &name).await.unwrap(), before, "{stored}");
     }
 }
@@ -290,6 +325,7 @@ async fn refused_records(database: Database) {
 /// What can be read, with the position that is in it.
 fn odd() -> Vec<(Option<Checkpoint>, Document)> {
     let gone = Bson::Undefined;
+    let ended = |ends: Bson, hand: Document| doc! { "mongosub": ours(doc! { "uncleanEnds": ends, "inHand": hand }) };
     vec![
         (None, doc! {}),
         (None, doc! { "note": 1 }),
@@ -317,6 +353,11 @@ fn odd() -> Vec<(Option<Checkpoint>, Document)> {
         // Our own text, whatever another program would mean by it.
         (Some(Checkpoint::Text(HEX.into())), doc! { "checkpoint": HEX, "mongosub": ours(doc! {}) }),
         (None, doc! { "mongosub": ours(doc! {}) }),
+        (None, ended(0.into(), in_hand(doc! {}))),
+        (None, ended(i32::MAX.into(), in_hand(doc! { "at": "", "deaths": i32::MAX, "x": 1 }))),
+        (None, ended((1_i64 << 62).into(), in_hand(doc! { "at": "line 17", "deaths": 1_i64 << 62 }))),
+        (None, doc! { "mongosub": ours(doc! { "over": gone.clone() }) }),
+        (None, doc! { "mongosub": ours(doc! { "over": 0 }) }),
         (None, doc! { "mongosub": ours(doc! { "gaps": [], "skips": [] }) }),
         (None, doc! { "mongosub": ours(doc! { "gaps": [gap(doc! { "scope": "deployment", "db": 1, "x": 1 })] }) }),
         (None, doc! { "mongosub": ours(doc! { "gaps": vec![gap(doc! {}); 40], "skips": vec![skipped(doc! {}); 40] }) }),
@@ -355,6 +396,50 @@ async fn odd_records(database: Database) {
         storage.save(&save).await.unwrap();
         let record = storage.read(&id(&name)).await.unwrap().unwrap();
         assert_eq!((record.position, record.epoch), (Some(token(HEX)), Some(epoch)), "{stored}");
+    }
+}
+
+async fn odd_counts(database: Database) {
+    const LARGEST: i64 = 1 << 62;
+    let (storage, collection) = storage(&database);
+    let numbers: [(Bson, i64); 5] = [
+        (0.into(), 1),
+        (7_i64.into(), 8),
+        (i32::MAX.into(), i64::from(i32::MAX) + 1),
+        ((LARGEST - 1).into(), LARGEST),
+        // One more would be a record that cannot be read.
+        (LARGEST.into(), LARGEST),
+    ];
+    for (number, (count, more)) in numbers.into_iter().enumerate() {
+        let name = format!("counts_{number}");
+        let hand = in_hand(doc! { "deaths": count.clone(), "unknown": "kept" });
+        let ended = doc! { "uncleanEnds": count, "inHand": hand, "savedAt": Bson::Undefined, "over": 0 };
+        let mut stored = record(ended);
+        stored.insert("_id", &name);
+        collection.insert_one(&stored).await.unwrap();
+        let as_read = |count: i64| u32::try_from(count).unwrap_or(u32::MAX);
+        let check = async |expected: i64, over: i64| {
+            let ours = document(&collection, &name).await.get_document("mongosub").unwrap().clone();
+            let number = |document: &Document, field: &str| match document.get(field) {
+                Some(Bson::Int32(number)) => i64::from(*number),
+                Some(Bson::Int64(number)) => *number,
+                other => panic!("{other:?}"),
+            };
+            let hand = ours.get_document("inHand").unwrap();
+            let found = (number(&ours, "uncleanEnds"), number(hand, "deaths"), number(&ours, "over"));
+            assert_eq!(found, (expected, expected, over), "{stored}");
+            assert_eq!((hand.get_str("at").unwrap(), hand.get_str("unknown").unwrap()), (HEX, "kept"), "{stored}");
+            let read = storage.read(&id(&name)).await.unwrap().unwrap();
+            assert_eq!(read.unclean_ends, as_read(expected), "{stored}");
+            assert_eq!(read.in_hand, Some(InHand::new(token(HEX), as_read(expected))), "{stored}");
+        };
+        claimed(&storage, &Claim::new(id(&name))).await;
+        check(more, FENCE).await;
+        let own = Ownership { fence: Fence(FENCE), owner: Owner::new(OWNER) };
+        for _ in 0..2 {
+            storage.not_dead(&id(&name), &own).await.unwrap();
+            check(more - 1, 0).await;
+        }
     }
 }
 
