@@ -9,6 +9,7 @@ use mongosub::bson::{Document, doc};
 use mongosub::mongodb::{Client, Collection, Database};
 use mongosub::{
     ChangeStreamModel, Checkpoint, Delivery, DurableSubscriptions, Failure, MongoCheckpointStorage, Subscription,
+    Transaction,
 };
 use serde::{Deserialize, Serialize};
 
@@ -21,15 +22,18 @@ pub enum Book {
     Plain,
     /// The position is written with the total, in one update of one document.
     Kept,
+    /// The total is written in the transaction that the position is committed in.
+    InTransaction,
 }
 
-pub const BOOKS: [Book; 2] = [Book::Plain, Book::Kept];
+pub const BOOKS: [Book; 3] = [Book::Plain, Book::Kept, Book::InTransaction];
 
 impl Book {
     pub fn totals(self, database: &Database) -> Collection<Document> {
         let name = match self {
             Self::Plain => "totals_plain",
             Self::Kept => "totals_kept",
+            Self::InTransaction => "totals_in_transaction",
         };
         database.collection(name)
     }
@@ -38,6 +42,7 @@ impl Book {
         match self {
             Self::Plain => "ledger_plain_v1",
             Self::Kept => "ledger_kept_v1",
+            Self::InTransaction => "ledger_in_transaction_v1",
         }
     }
 }
@@ -112,6 +117,13 @@ async fn subscribe(
             };
             subscriptions.subscribe(book.id(), handler).await?
         }
+        Book::InTransaction => {
+            let handler = move |mut transaction: Transaction, delivery: Delivery| {
+                let totals = totals.clone();
+                async move { add_in(&mut transaction, &totals, &delivery).await.inspect(|()| say_begun(book)) }
+            };
+            subscriptions.subscribe_in_transaction(book.id(), handler).await?
+        }
     };
     Ok(subscription)
 }
@@ -156,6 +168,18 @@ async fn add_once(totals: &Collection<Document>, delivery: &Delivery) -> Result<
     // attempt looks at the total again.
     let unmoved = doc! { "_id": to, "position": kept.position };
     totals.update_one(unmoved, change).upsert(true).await?;
+    Ok(())
+}
+
+/// Adds the amount in the transaction: that is all there is to it.
+async fn add_in(
+    transaction: &mut Transaction,
+    totals: &Collection<Document>,
+    delivery: &Delivery,
+) -> Result<(), Failure> {
+    let Transfer { to, amount, .. } = transfer(delivery)?;
+    let change = doc! { "$inc": { "total": amount, "transfers": 1_i64 } };
+    totals.update_one(doc! { "_id": to }, change).upsert(true).session(transaction).await?;
     Ok(())
 }
 

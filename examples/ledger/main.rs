@@ -1,5 +1,6 @@
 //! Account totals, kept from a stream of transfers by a process that is killed again and again: with the position in
-//! another place than the totals, and with it kept beside them. The first are too high, the others exact.
+//! another place than the totals, with it kept beside them, and with both in one transaction. The first are too high, the
+//! others exact.
 //!
 //! `cargo run --example ledger`; it starts a server as the tests do, and takes it away again. It ends with 0 only if the
 //! ledgers are as said. `LEDGER_KILLS` is how often it kills, 30 by default.

@@ -13,7 +13,7 @@ use mongosub::mongodb::options::{CollectionOptions, WriteConcern};
 use mongosub::mongodb::{Collection, Database};
 use serde::Deserialize;
 
-use crate::books::{BOOKS, Book, Life, Transfer, Word};
+use super::books::{BOOKS, Book, Life, Transfer, Word};
 use crate::support::Child;
 
 pub const ACCOUNTS: [&str; 6] = ["ann", "bob", "cid", "dora", "eve", "finn"];
@@ -41,7 +41,7 @@ impl Outcome {
     pub fn is_as_said(&self) -> bool {
         self.books.iter().all(|(book, totals)| match book {
             Book::Plain => self.is_too_high(totals),
-            Book::Kept => *totals == self.truth,
+            Book::Kept | Book::InTransaction => *totals == self.truth,
         })
     }
 

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use crate::books::Book;
-use crate::play::{Outcome, Total, sum};
+use super::books::Book;
+use super::play::{Outcome, Total, sum};
 
 pub fn of(outcome: &Outcome) -> String {
     let mut text = String::new();
@@ -54,5 +54,6 @@ fn title(book: Book) -> &'static str {
     match book {
         Book::Plain => "(a) $inc alone",
         Book::Kept => "(b) position kept beside",
+        Book::InTransaction => "(c) in a transaction",
     }
 }

@@ -17,6 +17,7 @@ use crate::run::failing::Patience;
 use crate::run::policy::SaveMode;
 use crate::run::work::{Done, Stored, panic_message};
 use crate::status::Status;
+use crate::storage::Hand;
 
 const YIELD_EVERY: Duration = Duration::from_millis(1);
 /// A batch ends behind the event that fills it: however many its handler takes, they lie in memory together.
@@ -199,7 +200,11 @@ impl<M: SubscriptionModel> Deliver<M> {
     async fn attempt(&mut self, batch: &[Delivery]) -> Result<Done, Ended> {
         let limit = self.settings.handler_timeout.filter(|_| !self.work.stores());
         if self.work.stores() {
-            let template = self.template();
+            let mut template = self.template();
+            if self.careful.is_some() {
+                // What is noted as in hand is done when its position is committed.
+                template.hand = Hand::Empty;
+            }
             self.work.bind(template);
         }
         let call = self.work.work(batch);

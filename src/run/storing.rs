@@ -13,7 +13,7 @@ use crate::reason::Reason;
 use crate::run::deliver::{Deliver, Ended};
 use crate::run::progress::Mark;
 use crate::run::repeats::Repeats;
-use crate::storage::{Save, SaveOutcome};
+use crate::storage::{Hand, Save, SaveOutcome};
 
 impl<M: SubscriptionModel> Deliver<M> {
     /// What goes with every position of this run.
@@ -34,6 +34,10 @@ impl<M: SubscriptionModel> Deliver<M> {
         }
         let mut save = Save { position: mark.position.clone(), kind: mark.kind, ..self.template() };
         save.epoch = Epoch(self.epoch.0 + i64::from(mark.epoch));
+        if self.careful.is_some() && self.desk.view().in_hand.is_none() {
+            // What is noted as in hand was settled without a transaction.
+            save.hand = Hand::Empty;
+        }
         if mark.kind == Kind::Invalidate
             && let Some(source) = &mut save.source
         {

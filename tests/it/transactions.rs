@@ -340,6 +340,43 @@ async fn failures_panics_and_timeouts_leave_nothing_of_their_transaction() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_event_that_kills_its_process_is_found_in_transactions_too() {
+    let (mut world, script) = (world(), Script::default());
+    subscribed(&world, &script).await.shutdown().await.unwrap();
+    let positions = world.inserts(1..=5);
+    for life in 0..7 {
+        script.at(3, What::Wait(Hold::default()));
+        let policy = OnFailure::retry(5).then(Then::Skip);
+        let subscription = action(&world, &script).save_every(1000).on_failure(policy).await.unwrap();
+        if life < 6 {
+            for _ in 0..1000 {
+                millis(1).await;
+                if world.seen.keys().contains(&3) {
+                    break;
+                }
+            }
+            assert!(world.seen.keys().contains(&3), "life {life}");
+            // Its process dies.
+            let next = World::over(world.model.clone(), world.storage.inner().clone());
+            next.storage.lives_in(here(), Vec::new());
+            let mut status = subscription.watch();
+            drop((world, subscription));
+            status.wait_for(|status| status.state.name() == "stopped").await.unwrap();
+            tokio::task::yield_now().await;
+            world = next;
+            continue;
+        }
+        subscription.caught_up().await.unwrap();
+        assert_eq!(subscription.status().skipped, 1);
+        assert!(!world.seen.keys().contains(&3));
+        assert_eq!(counts(world.storage.inner(), 1..=5), [1, 1, 0, 1, 1]);
+        assert_eq!(world.record().await.unwrap().in_hand, None);
+        assert_eq!(subscription.shutdown().await.unwrap().as_ref(), positions.last());
+        assert!(world.record().await.unwrap().clean);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_transaction_that_is_kept_is_a_failed_attempt() {
     let (world, script, kept) = (world(), Script::default(), Arc::default());
     let subscription = subscribed(&world, &script).await;

@@ -17,6 +17,7 @@ mod filter;
 mod fixture;
 mod hole;
 mod kill;
+mod ledger;
 mod matrix;
 mod model;
 mod occurrent;
@@ -46,6 +47,7 @@ const ROLES: &[support::child::Role] = &[
     ("killed-with-letters", dead_letters::play),
     ("talk", rights::talk),
     ("one-of-two", two_processes::play),
+    ("ledger", ledger::keep),
     ("transfers", transactions::play),
 ];
 
@@ -65,6 +67,7 @@ fn tests() -> Vec<libtest_mimic::Trial> {
         fixture::tests(),
         on_any_server(hole::tests()),
         on_any_server(kill::tests()),
+        on_any_server(ledger::tests()),
         matrix::tests(),
         model::tests(),
         on_any_server(occurrent::tests()),

@@ -27,8 +27,13 @@ impl<S: CheckpointStorage> Saver<S> {
         if matches!(outcome, Ok(SaveOutcome::Saved { .. } | SaveOutcome::NotAhead)) && clean {
             self.clean = false;
         }
-        if matches!(outcome, Ok(SaveOutcome::Saved { .. })) && empties_hand {
-            (self.noted, self.empties_hand) = (false, false);
+        if empties_hand {
+            match outcome {
+                Ok(SaveOutcome::Saved { .. }) => (self.noted, self.empties_hand) = (false, false),
+                // The record is further than is known here, by a commit whose answer was lost.
+                Ok(SaveOutcome::NotAhead) => self.empties_hand = false,
+                _ => {}
+            }
         }
         match outcome {
             Ok(SaveOutcome::Saved { .. } | SaveOutcome::NotAhead) if let Why::Note(number) = why => {
