@@ -12,7 +12,8 @@ use mongosub::{
 use proptest::prelude::*;
 
 use crate::support::{
-    Fault, FaultyStorage, Hold, ID, Recorder, World, id, millis, seconds, until, until_reason, until_settled,
+    Fault, FaultyStorage, Hold, ID, Recorder, World, id, millis, seconds, until, until_reason, until_seen,
+    until_settled,
 };
 
 /// Where the memory model's feed and its storage are.
@@ -126,7 +127,7 @@ async fn up_to_n_events_that_are_there_already_go_into_one_transaction() {
     script.at(1, What::Wait(hold.clone()));
     let subscription = action(&world, &script).save_every(4).await.unwrap();
     world.insert(1);
-    until(&subscription, "in hand", |status| status.delivered == 1).await;
+    until_seen(&world, 1).await;
     let positions = world.inserts(2..=10);
     hold.let_go(1);
     until_settled(&subscription, 10).await;
@@ -146,7 +147,7 @@ async fn what_lies_in_front_of_a_failing_event_is_committed_and_the_policy_gets_
     let policy = OnFailure::retry(2).then(Then::Skip);
     let subscription = action(&world, &script).save_every(10).on_failure(policy).await.unwrap();
     world.insert(1);
-    until(&subscription, "in hand", |status| status.delivered == 1).await;
+    until_seen(&world, 1).await;
     let positions = world.inserts(2..=6);
     hold.let_go(1);
     let status = until(&subscription, "failing", |status| status.state.name() == "retrying").await;
@@ -182,7 +183,7 @@ async fn a_lost_answer_for_several_events_settles_those_it_covers_when_others_ha
     script.at(1, What::Wait(hold.clone()));
     let subscription = action(&world, &script).save_every(10).shutdown_grace(Duration::from_secs(1)).await.unwrap();
     world.insert(1);
-    until(&subscription, "in hand", |status| status.delivered == 1).await;
+    until_seen(&world, 1).await;
     world.inserts(2..=3);
     // Whatever the answer, the run is gone before it comes.
     world.storage.next_commits([None, Some(Fault::LoseReply)]);
@@ -260,7 +261,7 @@ async fn what_is_rolled_back_runs_again_as_a_whole_and_says_so() {
     let hold = Hold::default();
     script.at(2, What::Wait(hold.clone()));
     world.insert(2);
-    until(&subscription, "in hand", |status| status.delivered == 2).await;
+    until_seen(&world, 4).await;
     world.storage.inner().set_value("all", 100);
     hold.let_go(1);
     until_settled(&subscription, 2).await;
@@ -288,7 +289,7 @@ async fn a_superseded_owners_writes_are_rolled_back() {
     let subscription = subscribed(&world, &script).await;
     script.at(1, What::Wait(hold.clone()));
     world.insert(1);
-    until(&subscription, "in hand", |status| status.delivered == 1).await;
+    until_seen(&world, 1).await;
     // Nothing waits for the open transaction.
     world.storage.inner().claim(&Claim::new(id())).await.unwrap();
     hold.let_go(1);
@@ -304,6 +305,19 @@ async fn a_superseded_owners_writes_are_rolled_back() {
     world.insert(2);
     until_reason(&subscription, "stopped", "superseded").await;
     assert_eq!(other.seen.keys(), [1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_fails_when_it_was_superseded_is_not_judged_by_the_failure_policy() {
+    let (world, script) = (world(), Script::default());
+    let policy = OnFailure::retry(0).then(Then::Skip);
+    let subscription = action(&world, &script).on_failure(policy).await.unwrap();
+    script.at(1, What::Fail);
+    world.insert(1);
+    until_seen(&world, 1).await;
+    world.storage.inner().claim(&Claim::new(id())).await.unwrap();
+    let status = until_reason(&subscription, "stopped", "superseded").await;
+    assert_eq!((status.settled, status.skipped), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -349,7 +363,7 @@ async fn a_quiet_position_is_never_saved_beside_a_transaction() {
     assert_eq!((status.saves, world.storage.sent().len()), (1, 1));
     script.at(1, What::Wait(hold.clone()));
     world.insert(1);
-    until(&subscription, "in hand", |status| status.delivered == 1).await;
+    until_seen(&world, 1).await;
     let quiet = world.model.push_quiet();
     seconds(60).await;
     assert_eq!(world.storage.sent().len(), 1, "nothing is written while a transaction is open");
@@ -372,6 +386,22 @@ async fn a_quiet_position_is_never_saved_beside_a_transaction() {
     subscription.resume().await.unwrap();
     until_settled(&subscription, 2).await;
     assert_eq!(subscription.drained().await.unwrap(), Some(last));
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_transaction_begins_while_a_save_is_on_its_way() {
+    let (world, script) = (world(), Script::default());
+    let subscription = action(&world, &script).save_quiet_position_every(Duration::from_secs(10)).await.unwrap();
+    world.storage.next_saves([Fault::Late(Duration::from_secs(3))]);
+    world.model.push_quiet();
+    while world.storage.sent().is_empty() {
+        millis(100).await;
+    }
+    world.insert(1);
+    seconds(2).await;
+    assert_eq!(world.seen.keys(), [0; 0]);
+    until_settled(&subscription, 1).await;
+    assert_eq!((world.seen.keys(), world.storage.commits_sent()), (vec![1], 1), "nothing was run again");
 }
 
 #[tokio::test(start_paused = true)]
