@@ -1,6 +1,6 @@
 //! The process that keeps the ledgers, each with a subscription of its own, until it is killed.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::Mutex;
 
 use anyhow::Context;
@@ -185,9 +185,9 @@ async fn add_in(
 
 /// Tells the parent, once a life for each ledger. Without a parent there is nothing left to do.
 fn say_begun(book: Book) {
-    static BEGUN: Mutex<Option<HashMap<Book, ()>>> = Mutex::new(None);
+    static BEGUN: Mutex<Option<HashSet<Book>>> = Mutex::new(None);
     let mut begun = BEGUN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let is_first = begun.get_or_insert_default().insert(book, ()).is_none();
+    let is_first = begun.get_or_insert_default().insert(book);
     if is_first && child::say(&Word::Begun(book)).is_err() {
         std::process::exit(1);
     }

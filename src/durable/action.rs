@@ -20,7 +20,7 @@ use crate::ids::{Owner, SubscriptionId};
 use crate::metrics;
 use crate::model::{Plan, SubscriptionModel};
 use crate::on_failure::OnFailure;
-use crate::reason::Reason;
+use crate::run::barrier;
 use crate::run::careful::Careful;
 use crate::run::changes::{OnHistoryLost, OnInvalidate};
 use crate::run::deliver::{Deliver, Signals};
@@ -104,7 +104,7 @@ impl<M, S> Subscribe<M, S> {
     /// The same with another answer.
     pub(super) fn into_other<O>(self, finish: Box<dyn FnOnce(Subscription) -> O + Send>) -> Subscribe<M, S, O> {
         let Self { inner, options, id, limits, work, filter, start_at, held, transactional, finish: _ } = self;
-        Subscribe { inner, options, id, limits, work, filter, start_at, held, transactional, finish }
+        Subscribe { inner, options, id, limits, work, filter, start_at, held, finish, transactional }
     }
 }
 
@@ -179,14 +179,12 @@ impl<M: SubscriptionModel, S: CheckpointStorage, O> Subscribe<M, S, O> {
         if self.held {
             desk.hold();
         }
-        let barrier = work.buffers();
-        if barrier {
+        let has_barrier = work.buffers();
+        if has_barrier {
             desk.put_up_barrier();
         }
         let hold = Hold { positions: desk.clone() };
-        if let Err(error) = work.claimed(from.clone(), hold.clone()).await {
-            let position = from.unwrap_or_else(|| Checkpoint::Text("".into()));
-            let reason = Reason::HandlerFailed { position, attempts: 1, error };
+        if let Err(reason) = barrier::tell_first(&mut *work, from, hold.clone()).await {
             return Err(SubscribeError::Refused { id, reason });
         }
         let deliver = Deliver {
@@ -197,7 +195,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage, O> Subscribe<M, S, O> {
             desk,
             board: board.clone(),
             work,
-            barrier,
+            barrier: has_barrier,
             told: true,
             careful,
             anew: None,

@@ -14,6 +14,7 @@ use crate::reason::Reason;
 use crate::run::deliver::{Deliver, Ended};
 use crate::run::desk::Unflushed;
 use crate::run::progress::Mark;
+use crate::run::work::Work;
 
 /// After this a flush shows in the status.
 const FLUSH_SHOWN: Duration = Duration::from_secs(30);
@@ -35,6 +36,13 @@ pub(crate) enum WindUp {
     Rests,
     /// The run ends, with this stored.
     Ends { stored: Option<Mark> },
+}
+
+/// Tells a run's first handler where it stands. A refusal is that of the start.
+pub(crate) async fn tell_first(work: &mut dyn Work, from: Option<Checkpoint>, hold: Hold) -> Result<(), Reason> {
+    let position = from.clone().unwrap_or_else(|| Checkpoint::Text("".into()));
+    let told = work.claimed(from, hold).await;
+    told.map_err(|error| Reason::HandlerFailed { position, attempts: 1, error })
 }
 
 impl<M: SubscriptionModel> Deliver<M> {

@@ -253,14 +253,14 @@ impl<S: TransactionalStorage, H: TransactionHandler<S::Transaction> + 'static> T
         let (handler, limit) = (&mut self.handler, self.handler_timeout);
         // The call itself can panic, not only its future.
         let call = AssertUnwindSafe(async move { handler.handle(transaction, delivery).await }).catch_unwind();
-        let handled = match limit {
+        let answer = match limit {
             None => call.await,
             Some(limit) => match tokio::time::timeout(limit, call).await {
-                Ok(handled) => handled,
+                Ok(answer) => answer,
                 Err(_) => return Err(Failure::retry(format!("it took longer than its limit of {limit:?}"))),
             },
         };
-        handled.unwrap_or_else(|panic| Err(Failure::retry(panicked(&*panic))))
+        answer.unwrap_or_else(|panic| Err(Failure::retry(panicked(&*panic))))
     }
 
     /// What stores an event's position.

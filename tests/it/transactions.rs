@@ -406,7 +406,7 @@ async fn a_quiet_position_is_never_saved_beside_a_transaction() {
     assert_eq!(world.storage.sent().len(), 1, "nothing is written while a transaction is open");
     hold.let_go(1);
     until(&subscription, "saved", |status| status.saved.as_ref() == Some(&quiet)).await;
-    assert_eq!(world.storage.sent_positions()[1..], [quiet.clone()]);
+    assert_eq!(world.storage.sent_positions()[1..], *std::slice::from_ref(&quiet));
     let record = world.record().await.unwrap();
     assert_eq!((record.kind, record.source), (Some(Kind::Quiet), Some(crate::support::source())));
     assert_eq!(counts(world.storage.inner(), 1..=1), [1], "the transaction did not meet the save");

@@ -93,8 +93,18 @@ impl Process {
         Ok(())
     }
 
+    /// Returns when all of its threads have stopped: on a busy machine one may go on for a while after the signal.
     pub fn pause(&self) -> anyhow::Result<()> {
-        Ok(guard::signal("STOP", self.id())?)
+        guard::signal("STOP", self.id())?;
+        let threads = format!("/proc/{}/task", self.id());
+        let stopped = |stat: &str| stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'));
+        while fs::read_dir(&threads)?.flatten().any(|thread| {
+            // A thread that has ended meanwhile is not there to be read.
+            fs::read_to_string(thread.path().join("stat")).is_ok_and(|stat| !stopped(&stat))
+        }) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     pub fn unpause(&self) -> anyhow::Result<()> {
