@@ -618,6 +618,16 @@ proptest! {
     }
 }
 
+/// What is stored is then further than the run knows.
+#[tokio::test(start_paused = true)]
+async fn a_pause_behind_a_lost_commit_of_a_careful_run_comes_to_an_end() {
+    use Step::{Commit, Insert, Kill, PauseAndResume, RollBack, TakeOver, Time};
+    let insert = || std::iter::repeat_n(Insert, 3);
+    let steps = [TakeOver, Insert, Kill, RollBack, Commit(3)].into_iter().chain(insert());
+    let steps = steps.chain([Commit(0), TakeOver, Commit(0), Commit(1), Time(1129), Commit(3), Time(1350), Insert]);
+    play(steps.chain([PauseAndResume, Time(1706), Time(1841), Kill]).collect(), 1).await;
+}
+
 /// The suite's writes, in memory.
 struct Values;
 

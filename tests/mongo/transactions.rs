@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 
 pub use self::killed::play;
 use crate::seen::{PATIENCE, Seen, insert, record, storage, stored, subscriptions, things};
-use crate::support::{FailMode, Fixture, Kind, Options, Server, on_any_server, test, wait_until};
+use crate::support::{FailMode, Fixture, Kind, Options, Server, WRITER, on_any_server, test, wait_until};
 
 pub fn tests() -> Vec<Trial> {
     let any = vec![
@@ -30,6 +30,13 @@ pub fn tests() -> Vec<Trial> {
             database.create_collection("written").await?;
             let effects = Written(database.clone());
             conformance::transactional_storage(&storage(&database), &effects).await.assert_passed();
+            anyhow::Ok(())
+        }),
+        test("a user who may only read and write passes the suite of transactions", |ctx| async move {
+            let Fixture { server, database, .. } = ctx.shared(Kind::Auth).await;
+            database.create_collection("written").await?;
+            let own = server.client_as(WRITER).await.database(database.name());
+            conformance::transactional_storage(&storage(&own), &Written(own.clone())).await.assert_passed();
             anyhow::Ok(())
         }),
         test("writes and position are committed together, several events to a transaction", |ctx| async move {
