@@ -26,8 +26,10 @@ async fn ledger() -> anyhow::Result<()> {
         Err(_) => 30,
     };
     let server = Server::own(Options::default()).await;
-    let database = server.client().await.database("ledger");
-    let outcome = play::play(&server.uri(), &database, kills).await?;
+    let client = server.client().await;
+    let outcome = play::play(&server.uri(), &client.database("ledger"), kills).await?;
+    // Else its tasks may find the runtime gone, and say so at length.
+    client.shutdown().await;
     println!("{}", table::of(&outcome));
     anyhow::ensure!(outcome.is_as_said(), "the ledgers are not as said");
     Ok(())

@@ -29,6 +29,8 @@ pub(crate) struct Batch {
     deliveries: Vec<Delivery>,
     /// The numbers they settle under.
     seqs: Vec<u64>,
+    /// Room for what the predicate says of them.
+    accepted: Vec<bool>,
     bytes: usize,
 }
 
@@ -227,30 +229,34 @@ impl<M: SubscriptionModel> Deliver<M> {
 
     /// Settles the front of the batch. Answers the number of the position a save was asked for, if one was.
     pub(crate) fn settle(&mut self, batch: &mut Batch, settled: usize, how: How) -> Option<u64> {
-        let (mut wanted, mut safe) = (None, None);
-        for at in 0..settled {
-            let accepted = self.accepts(&batch.deliveries[at]);
-            let next = batch.deliveries.get(at + 1).map(|delivery| &delivery.position);
-            let answer = self.desk.settle(batch.seqs[at], accepted, next);
-            wanted = answer.wanted.or(wanted);
-            safe = answer.safe;
-            if how != How::Handled {
-                self.trouble.put_by.note(batch.seqs[at], how, self.desk.stored());
+        if settled == 0 {
+            return None;
+        }
+        // Asked before, since a predicate may ask the desk itself.
+        let mut accepted = std::mem::take(&mut batch.accepted);
+        accepted.extend(batch.deliveries.iter().take(settled).map(|delivery| self.accepts(delivery)));
+        let next = batch.deliveries.get(settled).map(|delivery| &delivery.position);
+        let events = batch.seqs.iter().copied().zip(accepted.drain(..));
+        let wanted = self.desk.settle(events, next, |safe| {
+            self.board.count(|status| {
+                let settled = settled as u64;
+                status.settled += settled;
+                *how.count(status) += settled;
+                if safe.is_some() {
+                    status.position = safe.cloned();
+                }
+                if next.is_none() {
+                    status.in_hand_since = None;
+                }
+            });
+        });
+        if how != How::Handled {
+            for seq in &batch.seqs[..settled] {
+                self.trouble.put_by.note(*seq, how, self.desk.stored());
             }
         }
+        batch.accepted = accepted;
         batch.remove_settled(settled);
-        let is_done = batch.is_empty();
-        self.board.count(|status| {
-            let settled = settled as u64;
-            status.settled += settled;
-            *how.count(status) += settled;
-            if safe.is_some() {
-                status.position = safe;
-            }
-            if is_done {
-                status.in_hand_since = None;
-            }
-        });
         wanted
     }
 

@@ -75,14 +75,6 @@ pub(crate) struct InHand {
     pub(crate) since: Instant,
 }
 
-/// What follows from an event that is settled.
-#[derive(Debug, Default)]
-pub(crate) struct Settled {
-    /// The number of the position a save was asked for, if one was.
-    pub(crate) wanted: Option<u64>,
-    pub(crate) safe: Option<Checkpoint>,
-}
-
 /// What is to be flushed, and the last event handed out, beyond which no answer can be.
 #[derive(Debug)]
 pub(crate) struct Unflushed {
@@ -219,26 +211,39 @@ impl Desk {
         inner.in_hand = Some(InHand { position: first, last, since: Instant::now() });
     }
 
-    /// The first event in hand is settled; `next` is the one behind it, if it is still in hand.
-    pub(crate) fn settle(&self, seq: u64, accepted: bool, next: Option<&Checkpoint>) -> Settled {
+    /// The first events in hand are settled, each by its number and by what the predicate said of it; `next` is the one
+    /// behind them, if it is still in hand. `count` is told the safe position before anybody can see it: who waits for it
+    /// finds the figures of what lies before it. Answers the number of the position a save was asked for, if one was.
+    pub(crate) fn settle(
+        &self,
+        events: impl Iterator<Item = (u64, bool)>,
+        next: Option<&Checkpoint>,
+        count: impl FnOnce(Option<&Checkpoint>),
+    ) -> Option<u64> {
         let mut inner = self.inner();
         match (next, &mut inner.in_hand) {
             (Some(next), Some(in_hand)) => in_hand.position = next.clone(),
             _ => inner.in_hand = None,
         }
-        inner.progress.settle(seq);
-        let Some(safe) = inner.progress.safe().cloned() else { return Settled::default() };
-        inner.given_up.take_if(|given_up| !given_up.is_beyond(&safe.position));
-        let wanted = inner.policy.settled(&safe, accepted);
+        let mut wanted = None;
+        for (seq, accepted) in events {
+            inner.progress.settle(seq);
+            let Some(safe) = inner.progress.safe().cloned() else { continue };
+            inner.given_up.take_if(|given_up| !given_up.is_beyond(&safe.position));
+            if inner.policy.settled(&safe, accepted) {
+                wanted = Some(safe.seq);
+            }
+        }
+        count(inner.progress.safe().map(|safe| &safe.position));
         let news = inner.note_held();
         // With a barrier the saver hears of it when the handler has flushed.
-        let flushes = wanted && inner.policy.has_barrier();
+        let flushes = wanted.is_some() && inner.policy.has_barrier();
         inner.save_after_flush |= flushes;
-        self.tell(inner, wanted && !flushes);
+        self.tell(inner, wanted.is_some() && !flushes);
         if news {
             self.news.notify_one();
         }
-        Settled { wanted: wanted.then_some(safe.seq), safe: Some(safe.position) }
+        wanted
     }
 
     /// The reader is closed: what is not settled will be read again.
