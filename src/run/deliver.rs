@@ -283,6 +283,9 @@ impl<M: SubscriptionModel> Deliver<M> {
             status.events += u64::from(is_new);
             status.last_event_at = Some(DateTime::now());
         });
+        if batch.is_empty() {
+            self.maybe_seen.forget_before(&position);
+        }
         let may_be_repeat = self.maybe_seen.covers(&position);
         batch.push(seq, Delivery::new(event, position, may_be_repeat, context.clone()));
     }

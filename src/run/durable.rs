@@ -103,7 +103,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
                             None => continue,
                         },
                         Turn::Delivered(Ended::Stalled(reason)) => Goal::Stall(reason),
-                        Turn::Delivered(Ended::Stopped(reason)) => Goal::Stop(reason),
+                        Turn::Delivered(Ended::Stopped(reason)) => self.stopped(reason),
                         Turn::Lost(lost) => self.lost(lost, None),
                     };
                     if let Some(reason) = self.reach(goal).await { return self.end(&reason) }
@@ -254,6 +254,14 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         if let Reason::Superseded { .. } = lost {
             let (storage, id, ownership) = (self.storage.clone(), self.id.clone(), self.ownership.clone());
             tokio::spawn(async move { drop(storage.not_dead(&id, &ownership).await) });
+        }
+    }
+
+    /// The delivering has stopped: at the end of its feed, or because its work found the record lost.
+    pub(crate) fn stopped(&mut self, reason: Reason) -> Goal {
+        match reason {
+            Reason::Superseded { .. } | Reason::Deleted => self.lost(Lost::Stop(reason), None),
+            reason => Goal::Stop(reason),
         }
     }
 

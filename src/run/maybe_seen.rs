@@ -18,20 +18,24 @@ impl MaybeSeen {
         Self { head, given_up: None }
     }
 
-    /// An event was handed out and given up: it comes again.
+    /// An event was handed out and given up: it comes again, and with it everything up to one given up further on.
     pub(crate) fn give_up(&mut self, position: Checkpoint) {
-        self.given_up = Some(position);
+        if self.given_up.as_ref().is_none_or(|before| position.is_beyond(before)) {
+            self.given_up = Some(position);
+        }
     }
 
-    /// Whether the event at this position may have been seen. Positions only grow: what lies behind is forgotten.
-    pub(crate) fn covers(&mut self, position: &Checkpoint) -> bool {
-        self.head.take_if(|head| match head {
-            // Events of the head's own time lie beyond the time itself.
-            Checkpoint::Time(head) => position.cluster_time().is_some_and(|at| at > *head),
-            head => position.is_beyond(head),
-        });
+    /// Whether the event at this position may have been seen.
+    pub(crate) fn covers(&self, position: &Checkpoint) -> bool {
+        let up_to_head = self.head.as_ref().is_some_and(|head| !is_past(position, head));
+        up_to_head || self.given_up.as_ref().is_some_and(|given_up| !position.is_beyond(given_up))
+    }
+
+    /// Everything before the event at this position is settled: what lies before it is forgotten. What was only read may
+    /// come again.
+    pub(crate) fn forget_before(&mut self, position: &Checkpoint) {
+        self.head.take_if(|head| is_past(position, head));
         self.given_up.take_if(|given_up| position.is_beyond(given_up));
-        self.head.is_some() || self.given_up.is_some()
     }
 
     /// Whether everything that may have been seen lies at or before the safe position: nothing is left to repeat.
@@ -39,6 +43,14 @@ impl MaybeSeen {
         let reached = |head: &Checkpoint| safe.is_some_and(|safe| has_reached(safe, head, source));
         let settled = |given_up: &Checkpoint| safe.is_some_and(|safe| !given_up.is_beyond(safe));
         self.head.as_ref().is_none_or(reached) && self.given_up.as_ref().is_none_or(settled)
+    }
+}
+
+fn is_past(position: &Checkpoint, head: &Checkpoint) -> bool {
+    match head {
+        // Events of the head's own time lie beyond the time itself.
+        Checkpoint::Time(head) => position.cluster_time().is_some_and(|at| at > *head),
+        head => position.is_beyond(head),
     }
 }
 
@@ -65,10 +77,25 @@ mod tests {
         assert!(seen.covers(&token(5, "AA")));
         assert!(seen.covers(&token(5, "BB")), "the head still covers it");
         assert!(!seen.covers(&token(6, "AA")));
-        assert!(!seen.covers(&token(6, "BB")));
+        assert!(seen.covers(&token(4, "AA")), "what was read and not settled comes again");
+        seen.forget_before(&token(6, "AA"));
+        assert!(!seen.covers(&token(4, "AA")));
         seen.give_up(token(7, "AA"));
         assert!(seen.covers(&token(7, "AA")));
         assert!(!seen.covers(&token(7, "BB")));
+        seen.forget_before(&token(7, "AA"));
+        assert!(seen.covers(&token(7, "AA")));
+        seen.forget_before(&token(7, "BB"));
+        assert!(!seen.covers(&token(7, "AA")));
+    }
+
+    #[test]
+    fn what_was_given_up_further_on_stays_covered() {
+        let mut seen = MaybeSeen::default();
+        seen.give_up(token(5, "AA"));
+        seen.give_up(token(2, "AA"));
+        assert!(seen.covers(&token(3, "AA")) && seen.covers(&token(5, "AA")));
+        assert!(!seen.covers(&token(6, "AA")));
     }
 
     #[test]

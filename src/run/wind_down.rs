@@ -43,11 +43,12 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
         }
         let stored = self.core.saver.stored().cloned();
         self.core.wind_up(if ends { WindUp::Ends { stored } } else { WindUp::Rests });
-        let goal = self.await_delivering(goal, grace_ends).await;
-        if ends {
+        let reached = self.await_delivering(goal.clone(), grace_ends).await;
+        // Not for a run that has lost its record meanwhile.
+        if ends && reached == goal {
             self.core.saver.thaw();
         }
-        goal
+        reached
     }
 
     /// Waits until the delivering rests, and abandons its call when the grace is over.
@@ -68,7 +69,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
             };
             match turn {
                 // A feed that has ended cannot be paused.
-                Turn::Delivered(Ended::Stopped(reason)) if goal == Goal::Pause => goal = Goal::Stop(reason),
+                Turn::Delivered(Ended::Stopped(reason)) if goal == Goal::Pause => goal = self.stopped(reason),
                 Turn::Nothing | Turn::Delivered(_) => {}
                 Turn::Lost(lost) => goal = self.lost(lost, Some(goal)),
             }

@@ -1,5 +1,6 @@
 //! Handlers that work in bulk: what a batch holds, what of it is settled, and what comes again.
 
+use std::future::IntoFuture;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -182,6 +183,40 @@ async fn a_batch_given_up_by_a_pause_comes_again_and_is_marked_to_its_last_event
     assert_eq!(bench.keys()[1..], [vec![2, 3, 4], vec![2, 3, 4, 5]]);
     assert_eq!(*marks.lock().unwrap(), [(1, false), (2, true), (3, true), (4, true), (5, false)]);
     assert_eq!(bench.subscription.status().delivered, 5, "each counts once");
+}
+
+/// What is read beyond the head tells nothing of what lies before it in the same batch.
+#[tokio::test(start_paused = true)]
+async fn a_repeat_that_was_read_into_a_batch_and_not_handed_out_stays_marked() {
+    let limits = BatchLimits::new(10).max_wait(Duration::from_secs(1));
+    let marks = Arc::new(Mutex::new(Vec::new()));
+    let subscribe = |world: &World| {
+        let marks = marks.clone();
+        let handler = move |batch: Vec<Delivery>| {
+            marks.lock().unwrap().extend(batch.iter().map(|delivery| (key(delivery), delivery.may_be_repeat)));
+            async { Ok(()) }
+        };
+        world.subscriptions.subscribe_batches(ID, limits, handler).save_when(|_| false).into_future()
+    };
+    let world = World::new();
+    let subscription = subscribe(&world).await.unwrap();
+    world.insert(1);
+    until_settled(&subscription, 1).await;
+    subscription.shutdown().await.unwrap();
+    let world = world.restarted();
+    let subscription = subscribe(&world).await.unwrap();
+    world.insert(2);
+    millis(10).await;
+    assert_eq!(subscription.status().events, 2, "both wait for more");
+    subscription.pause().await.unwrap();
+    subscription.resume().await.unwrap();
+    millis(10).await;
+    subscription.shutdown().await.unwrap();
+    assert!(!world.record().await.unwrap().clean, "the first comes again");
+    let world = world.restarted();
+    let subscription = subscribe(&world).await.unwrap();
+    until_settled(&subscription, 2).await;
+    assert_eq!(*marks.lock().unwrap(), [(1, false), (1, true), (2, true)]);
 }
 
 #[tokio::test(start_paused = true)]

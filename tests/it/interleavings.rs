@@ -1,6 +1,7 @@
 //! Random interleavings of everything that can happen to a run, against what must hold whatever happens.
 
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -91,8 +92,12 @@ struct Shared {
     handled: Arc<Mutex<Vec<Checkpoint>>>,
     /// What no loss of a handler can take back.
     durable: Arc<Mutex<Vec<Checkpoint>>>,
-    /// Repeats that were not marked.
+    /// Those of the calls that were an owner's.
+    owned: Arc<Mutex<Vec<Checkpoint>>>,
+    /// Repeats of an owner's calls that were not marked.
     unmarked: Arc<Mutex<Vec<Checkpoint>>>,
+    /// Whether this run, which may not know it yet, is no owner any more. Each run has its own.
+    superseded: Arc<AtomicBool>,
     moods: Arc<Mutex<Moods>>,
 }
 
@@ -179,9 +184,13 @@ impl Handler for Moody {
         };
         millis(slow.map_or(1, u64::from)).await;
         assert!(!panics, "moody");
-        let before = self.0.handled.lock().unwrap().contains(&delivery.position);
-        if before && !delivery.may_be_repeat {
-            self.0.unmarked.lock().unwrap().push(delivery.position.clone());
+        // Side by side with an owner that does not know yet, no run can know what the other handles.
+        if !self.0.superseded.load(Ordering::Relaxed) {
+            let mut owned = self.0.owned.lock().unwrap();
+            if owned.contains(&delivery.position) && !delivery.may_be_repeat {
+                self.0.unmarked.lock().unwrap().push(delivery.position.clone());
+            }
+            owned.push(delivery.position.clone());
         }
         self.0.handled.lock().unwrap().push(delivery.position);
         Ok(())
@@ -259,8 +268,6 @@ struct Play {
     subscription: Running,
     /// A paused run of an earlier process does not look, so it may be here to the end.
     superseded: Vec<(World, Running)>,
-    /// There has never been another owner beside the one that knows.
-    alone: bool,
     setup: Setup,
     key: i32,
 }
@@ -294,7 +301,7 @@ impl Play {
     async fn begin(setup: Setup) -> Self {
         let (shared, world) = (Shared::default(), World::new());
         let subscription = subscribe(&world, &shared, setup).await;
-        Self { shared, world, subscription, superseded: Vec::new(), alone: true, setup, key: 0 }
+        Self { shared, world, subscription, superseded: Vec::new(), setup, key: 0 }
     }
 
     fn next_event(&mut self) -> memory::MemoryEvent {
@@ -338,11 +345,10 @@ impl Play {
                     status.wait_for(|status| matches!(status.state, State::Stopped(_))).await.unwrap();
                 }
                 self.crash().await;
-                self.shared.unmarked.lock().unwrap().clear();
             }
             Step::Takeover => {
-                self.alone = false;
-                self.shared.unmarked.lock().unwrap().clear();
+                self.shared.superseded.store(true, Ordering::Relaxed);
+                self.shared.superseded = Arc::default();
                 let next = self.world.restarted();
                 let subscription = subscribe(&next, &self.shared, self.setup).await;
                 let old = std::mem::replace(&mut self.world, next);
@@ -400,10 +406,7 @@ impl Play {
             }
         }
         prop_assert_eq!(&firsts, &pushed.iter().take(firsts.len()).collect::<Vec<_>>(), "out of feed order");
-        // Side by side with an owner that does not know yet, no run can know what the other handles.
-        if self.alone {
-            prop_assert!(self.shared.unmarked.lock().unwrap().is_empty());
-        }
+        prop_assert_eq!(&*self.shared.unmarked.lock().unwrap(), &[], "repeated without a mark");
         let stored = self.world.stored().await.expect("a start is always stored");
         let safe = match self.setup.handler {
             Kind::Single | Kind::Batches(_) | Kind::Pulled => handled,

@@ -308,6 +308,22 @@ async fn a_superseded_owners_writes_are_rolled_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_owner_whose_transaction_finds_it_superseded_says_that_it_lives_and_stores_nothing() {
+    let (world, script, hold) = (world(), Script::default(), Hold::default());
+    let subscription = subscribed(&world, &script).await;
+    script.at(1, What::Wait(hold.clone()));
+    world.insert(1);
+    until_seen(&world, 1).await;
+    world.storage.inner().claim(&Claim::new(id())).await.unwrap();
+    assert_eq!(world.record().await.unwrap().unclean_ends, 1);
+    hold.let_go(1);
+    until_reason(&subscription, "stopped", "superseded").await;
+    millis(10).await;
+    assert_eq!(world.record().await.unwrap().unclean_ends, 0, "it is alive");
+    assert_eq!(world.storage.sent().len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_handler_that_fails_when_it_was_superseded_is_not_judged_by_the_failure_policy() {
     let (world, script) = (world(), Script::default());
     let policy = OnFailure::retry(0).then(Then::Skip);

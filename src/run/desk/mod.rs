@@ -249,9 +249,14 @@ impl Desk {
     /// The reader is closed: what is not settled will be read again.
     pub(crate) fn abandon(&self) {
         let mut inner = self.inner();
-        if let Some(in_hand) = inner.in_hand.take() {
-            inner.given_up = Some(in_hand.last);
+        // A run that goes through events once more has more of them behind it than those in hand.
+        if let Some(InHand { last, .. }) = inner.in_hand.take()
+            && inner.given_up.as_ref().is_none_or(|before| last.is_beyond(before))
+        {
+            inner.given_up = Some(last);
         }
+        // What was not noted yet is not in hand.
+        inner.to_note = None;
         inner.left = inner.progress.unsettled();
         inner.progress.abandon();
         self.tell(inner, false);
