@@ -140,7 +140,7 @@ pub use batch_handler::{BatchFailure, BatchHandler, BatchLimits};
 pub use checkpoint::{BadToken, Checkpoint, Kind, Token};
 pub use dead_letter::{DeadLetterStorage, DynDeadLetterStorage};
 pub use delivery::Delivery;
-pub use durable::{Deliveries, DurableSubscriptions, Retried, Subscribe};
+pub use durable::{Deliveries, DurableSubscriptions, Retried, SkipEvents, Subscribe};
 pub use error::{DeadLetterError, DecodeError, SourceError, StorageError, SubscribeError, SubscriptionError};
 pub use event::{ChangeEvent, Operation, SplitEvent, TruncatedArray, UpdateDescription};
 pub use fan_out::{FanOut, fan_out};

@@ -18,6 +18,7 @@ use self::action::MakeWork;
 pub use self::action::Subscribe;
 pub use self::letters::Retried;
 use self::setters::option_setters;
+pub use self::skip::SkipEvents;
 pub use self::stream::Deliveries;
 use crate::batch_handler::{BatchHandler, BatchLimits};
 use crate::checkpoint::Checkpoint;

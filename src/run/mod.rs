@@ -15,6 +15,7 @@ pub(crate) mod identity;
 pub(crate) mod maybe_seen;
 pub(crate) mod one_deployment;
 pub(crate) mod open;
+pub(crate) mod own_namespaces;
 pub(crate) mod parking;
 pub(crate) mod policy;
 pub(crate) mod progress;

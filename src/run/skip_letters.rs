@@ -1,5 +1,5 @@
 //! What can be kept of events that are skipped: they are read once more and put away as dead letters, before the position
-//! moves. Called by a run that skips, at rest.
+//! moves. Called by a run that skips, at rest, and by `DurableSubscriptions` where nothing runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,8 @@ use crate::model::{Plan, Read, Reader, SubscriptionModel};
 use crate::reason::Reason;
 use crate::run::skip::{Skip, Unfit};
 
+/// How long reading the skipped events once more, and keeping them, may take.
+pub(crate) const KEPT_WITHIN: Duration = Duration::from_secs(60);
 /// After so long without a read, at the end of the oplog, nothing more comes before a position that is not ahead of it.
 const NOTHING_MORE: Duration = Duration::from_secs(1);
 

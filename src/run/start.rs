@@ -11,10 +11,11 @@ use crate::audit::Gap;
 use crate::backoff::Backoff;
 use crate::checkpoint::Checkpoint;
 use crate::error::{SourceError, StorageError, SubscribeError};
-use crate::ids::{Epoch, Namespace, Owner, Ownership, SubscriptionId};
-use crate::model::{Deployment, Fingerprint, Identity, Plan, Reader, Scope, SubscriptionModel};
+use crate::ids::{Epoch, Owner, Ownership, SubscriptionId};
+use crate::model::{Fingerprint, Identity, Plan, Reader, Scope, SubscriptionModel};
 use crate::reason::Reason;
 use crate::run::identity::{self, Origin};
+use crate::run::own_namespaces::own_namespaces;
 use crate::run::restart;
 use crate::run::settings::Settings;
 use crate::start::StartAt;
@@ -214,11 +215,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
     /// A scope around the storages' own collections leaves them out, or it would feed on its own writes for ever.
     async fn leave_out(&self, identity: &Identity) -> Result<Plan, Failed> {
         let mut plan = self.plan.clone();
-        self.in_the_way.set(Reason::StorageUnavailable { message: NO_ANSWER.into() });
-        plan.leave_out.extend(own(self.storage.namespaces(), identity, || self.storage.deployment()).await?);
-        if let Some(letters) = &self.settings.dead_letters {
-            plan.leave_out.extend(own(letters.dyn_namespaces(), identity, || letters.dyn_deployment()).await?);
-        }
+        let own = own_namespaces(self.storage, self.settings.dead_letters.as_deref(), identity);
+        plan.leave_out.extend(self.ask_storage(own).await?);
         match (&identity.scope, plan.leave_out.len() > self.plan.leave_out.len()) {
             (Scope::Collection(collection), true) => Err(Failed::Config(SubscribeError::Config {
                 field: "model",
@@ -358,20 +356,6 @@ fn epoch(record: &Record, from: Option<&Checkpoint>, settled: &Settled) -> Epoch
         Some(epoch) if resumes => epoch,
         _ => Epoch((stored + 1).max(record.claimed_at.map_or(0, bson::DateTime::timestamp_millis))),
     }
-}
-
-/// The collections of a storage that are in the scope and in the same deployment.
-async fn own<D: Future<Output = Result<Option<Deployment>, StorageError>>>(
-    namespaces: Vec<Namespace>,
-    identity: &Identity,
-    deployment: impl FnOnce() -> D,
-) -> Result<Vec<Namespace>, Failed> {
-    let own: Vec<_> = namespaces.into_iter().filter(|own| identity.scope.contains(own)).collect();
-    if own.is_empty() {
-        return Ok(own);
-    }
-    let same = deployment().await?.zip(identity.deployment.as_ref());
-    Ok(if same.is_some_and(|(storage, source)| storage.is_same_as(source)) { own } else { Vec::new() })
 }
 
 /// A storage that answers a claim without naming its owner breaks its contract.

@@ -2,12 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
 
 use mongosub::memory::MemoryDeadLetterStorage;
 use mongosub::{BatchLimits, Checkpoint, Delivery, Hand, OnFailure, State, Subscribe, Subscription, Then};
 use tracing::Level;
 
-use crate::support::{FaultyStorage, ID, Log, World, id, millis, until, until_reason, until_seen, until_settled};
+use crate::support::{
+    Fault, FaultyLetters, FaultyStorage, ID, Log, Saved, World, id, millis, seconds, until, until_reason, until_seen,
+    until_settled,
+};
 
 type Action = Subscribe<mongosub::memory::MemoryModel, FaultyStorage>;
 
@@ -174,12 +178,12 @@ async fn a_takeover_is_no_death() {
         subscriptions.push(killer.action(worlds.last().unwrap()).await.unwrap());
         // It looks whether it is still the owner, and says that it lives.
         worlds.push(next);
-        crate::support::seconds(15).await;
+        seconds(15).await;
     }
     let record = worlds[0].record().await.unwrap();
     assert_eq!((record.unclean_ends, record.in_hand.map_or(0, |in_hand| in_hand.deaths)), (2, 0));
     // Each has its grace for the event in hand.
-    crate::support::seconds(60).await;
+    seconds(60).await;
     let stopped = subscriptions.iter().filter(|subscription| subscription.is_stopped()).count();
     assert_eq!(stopped, 3);
 }
@@ -189,7 +193,7 @@ async fn an_orderly_end_of_a_careful_run_leaves_no_event_in_hand() {
     for paused in [false, true] {
         let (world, killer, at) = world_with_a_killer().await;
         let next = deaths(world, &killer, 3).await;
-        let subscription = killer.action(&next).shutdown_grace(std::time::Duration::from_secs(1)).await.unwrap();
+        let subscription = killer.action(&next).shutdown_grace(Duration::from_secs(1)).await.unwrap();
         until(&subscription, "in hand", |status| {
             status.in_hand_since.is_some() && status.position == Some(at[1].clone())
         })
@@ -233,7 +237,7 @@ async fn a_careful_run_hands_out_one_at_a_time_until_it_is_past_what_came_before
     let sizes = seen.lock().unwrap()[5..].to_vec();
     assert_eq!(sizes.iter().sum::<usize>(), 20);
     assert!(sizes.contains(&10), "{sizes:?}");
-    let holds = |save: &&crate::support::Saved| matches!(save.hand, Hand::Holds(_));
+    let holds = |save: &&Saved| matches!(save.hand, Hand::Holds(_));
     assert_eq!(world.storage.sent().iter().filter(holds).count(), 5);
 }
 
@@ -257,4 +261,39 @@ async fn care_ends_behind_the_event_that_killed_and_behind_ten_thousand_that_did
     assert_eq!(holds(&world), 10_000);
     assert_eq!(subscription.shutdown().await.unwrap(), world.stored().await);
     assert!(world.record().await.unwrap().in_hand.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_note_that_was_not_written_before_a_pause_is_not_written_after_it() {
+    let (world, killer, _) = world_with_a_killer().await;
+    let world = deaths(world, &killer, 3).await;
+    world.storage.next_saves([Fault::FailLate(Duration::from_secs(1))]);
+    let subscription = killer.action(&world).await.unwrap();
+    millis(100).await;
+    assert!(matches!(world.storage.sent()[..], [Saved { hand: Hand::Holds(_), .. }]));
+    subscription.pause().await.unwrap();
+    seconds(30).await;
+    assert_eq!(world.record().await.unwrap().in_hand, None, "nothing is in hand");
+    subscription.resume().await.unwrap();
+    until_seen(&world, 3).await;
+    assert!(world.record().await.unwrap().in_hand.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_skip_where_nothing_runs_is_no_death() {
+    let (world, killer, at) = world_with_a_killer().await;
+    let world = deaths(world, &killer, 5).await;
+    let before = world.record().await.unwrap();
+    assert_eq!(before.in_hand.as_ref().map(|in_hand| in_hand.deaths), Some(1));
+    // One that cannot be done leaves the count as it was.
+    let letters = FaultyLetters::new(MemoryDeadLetterStorage::new());
+    letters.next_puts([Fault::Fail]);
+    let skip = world.subscriptions.skip(ID, at[2].clone(), "INC-7").dead_letters(letters);
+    assert!(skip.await.is_err());
+    let after = world.record().await.unwrap();
+    assert_eq!((after.unclean_ends, after.in_hand), (before.unclean_ends, before.in_hand));
+    // What stands at the time of the third comes before it.
+    let through = Checkpoint::Time(at[2].cluster_time().unwrap());
+    world.subscriptions.skip(ID, through, "INC-7").await.unwrap();
+    assert_eq!(world.record().await.unwrap().in_hand, None, "it is judged anew");
 }

@@ -7,8 +7,9 @@ use mongosub::bson::doc;
 use mongosub::memory::{self, MemoryDeadLetterStorage, MemoryModel};
 use mongosub::{
     BatchLimits, Checkpoint, DeadLetterError, DeadLetterStorage, Delivery, Deployment, DocumentKey,
-    DurableSubscriptions, Epoch, Failure, Handler, HoldOutcome, LetterKind, MAX_LETTERS, MAX_SEQUENCES, Namespace,
-    NewLetter, OnFailure, Operation, Owner, Reason, Sequence, State, StorageError, SubscribeError, Subscription, Then,
+    DurableSubscriptions, Epoch, Failure, Filter, Handler, HoldOutcome, LetterKind, MAX_LETTERS, MAX_SEQUENCES,
+    Namespace, NewLetter, OnFailure, Operation, Owner, Reason, Sequence, State, StorageError, SubscribeError,
+    Subscription, Then,
 };
 use tracing::Level;
 
@@ -810,6 +811,56 @@ async fn what_is_skipped_by_hand_is_kept_as_dead_letters_and_later_events_of_its
     until_saved(&subscription, &free).await;
     assert_eq!(lot.letters_of(1).await.last(), Some(&parked));
     assert!(lot.world.seen.all().iter().all(|seen| seen.position != parked), "{:?}", lot.world.seen.keys());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_skipped_where_nothing_runs_is_kept_as_far_as_the_subscriptions_filter_passes_it() {
+    let lot = Lot::new();
+    let updates = || Filter::operations([Operation::Update]);
+    let action = || lot.subscriptions.subscribe(ID, lot.handler()).filter(updates());
+    action().await.unwrap().shutdown().await.unwrap();
+    let first = lot.change(1, 0);
+    lot.world.insert(2);
+    let last = lot.change(2, 1);
+    let skip = || lot.subscriptions.skip(ID, last.clone(), "INC-7");
+
+    // What the filter leaves out would be kept too, so it has to be told.
+    let before = lot.world.record().await;
+    for answer in [skip().await, skip().filter(Filter::operations([Operation::Delete])).await] {
+        assert!(matches!(answer, Err(SubscribeError::Config { field: "filter", .. })), "{answer:?}");
+    }
+    assert_eq!((lot.world.record().await, lot.letters.sent()), (before, 0), "nothing is touched");
+
+    // Asked for again, each is kept once.
+    lot.letters.next_puts([Fault::Late(Duration::ZERO), Fault::LoseReply]);
+    let answer = skip().filter(updates()).await;
+    assert!(answer.unwrap_err().to_string().contains("could not be kept as a dead letter"));
+    assert!(lot.world.record().await.unwrap().skips.is_empty());
+    skip().filter(updates()).await.unwrap();
+    assert_eq!(lot.letters_of(1).await, [first]);
+    assert_eq!(lot.letters_of(2).await, [last.clone()], "not the insert, which the filter leaves out");
+    assert_eq!(lot.subscriptions.dead_letters_of(ID, &key(2)).await.unwrap()[0].error, ["skipped by hand: INC-7"]);
+    assert_eq!(lot.world.stored().await, Some(last));
+
+    // The next run goes on behind them: with their documents in order, with others at once.
+    let subscription = action().await.unwrap();
+    let (parked, free) = (lot.change(2, 2), lot.change(3, 0));
+    until_saved(&subscription, &free).await;
+    assert_eq!(lot.letters_of(2).await.last(), Some(&parked));
+    assert_eq!(lot.world.seen.keys(), [3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_skipped_where_nothing_runs_is_kept_where_the_skip_says_or_nowhere() {
+    let lot = Lot::new();
+    lot.stuck().await.shutdown().await.unwrap();
+    let [first, second] = [lot.change(1, 0), lot.change(2, 0)];
+    lot.subscriptions.skip(ID, first, "INC-7").without_dead_letters().await.unwrap();
+    let elsewhere = MemoryDeadLetterStorage::new();
+    let skip = lot.subscriptions.skip(ID, second, "INC-7").dead_letters(elsewhere.clone());
+    skip.await.unwrap();
+    assert_eq!(lot.letters.sent(), 0);
+    assert_eq!(elsewhere.sequences(&id()).await.unwrap().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]

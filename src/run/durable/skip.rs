@@ -17,12 +17,9 @@ use crate::run::desk::Jump;
 use crate::run::open::Opening;
 use crate::run::parking::Parked;
 use crate::run::skip::{Skip, Unfit};
-use crate::run::skip_letters::Keeping;
+use crate::run::skip_letters::{KEPT_WITHIN, Keeping};
 use crate::status::{Phase, State};
 use crate::storage::CheckpointStorage;
-
-/// How long reading the skipped events once more, and keeping them, may take.
-const KEPT_WITHIN: std::time::Duration = std::time::Duration::from_secs(60);
 
 impl<M: SubscriptionModel, S: CheckpointStorage> Run<M, S> {
     /// Answers whether the run has ended by it.
