@@ -9,8 +9,8 @@ use mongosub::{BatchLimits, Checkpoint, Delivery, Hand, OnFailure, State, Subscr
 use tracing::Level;
 
 use crate::support::{
-    Fault, FaultyLetters, FaultyStorage, ID, Log, Saved, World, id, millis, seconds, until, until_reason, until_seen,
-    until_settled,
+    Fault, FaultyLetters, FaultyStorage, Hold, ID, Log, Saved, World, id, millis, seconds, until, until_reason,
+    until_seen, until_settled,
 };
 
 type Action = Subscribe<mongosub::memory::MemoryModel, FaultyStorage>;
@@ -296,4 +296,32 @@ async fn a_skip_where_nothing_runs_is_no_death() {
     let through = Checkpoint::Time(at[2].cluster_time().unwrap());
     world.subscriptions.skip(ID, through, "INC-7").await.unwrap();
     assert_eq!(world.record().await.unwrap().in_hand, None, "it is judged anew");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_could_not_empty_the_hand_does_not_keep_a_resumed_run_saving() {
+    let (world, killer, _) = world_with_a_killer().await;
+    let world = deaths(world, &killer, 4).await;
+    let hold = Hold::default();
+    let subscription = world.held(&hold).shutdown_grace(Duration::from_secs(1)).await.unwrap();
+    until_seen(&world, 1).await;
+    world.storage.every_save(Fault::Fail);
+    hold.let_go(1);
+    assert!(subscription.pause().await.is_err(), "the event that killed is not stored");
+    world.storage.heal();
+    // The next event is in hand before a save is made.
+    world.storage.next_saves([Fault::Fail]);
+    subscription.resume().await.unwrap();
+    until_seen(&world, 2).await;
+    let before = world.storage.sent().len();
+    for _ in 0..200 {
+        // Not by sleeping: a run that never rests would not let the time pass.
+        tokio::time::advance(Duration::from_millis(100)).await;
+    }
+    let sent = world.storage.sent().split_off(before);
+    assert_eq!(sent.len(), 1, "the third event is stored, once");
+    hold.let_go(10);
+    until_settled(&subscription, 3).await;
+    subscription.pause().await.unwrap();
+    assert_eq!(world.record().await.unwrap().in_hand, None);
 }

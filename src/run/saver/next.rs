@@ -36,7 +36,13 @@ impl<S> Saver<S> {
     }
 
     pub(super) fn has_no_more(&self, view: &View) -> bool {
-        self.outstanding(view).is_none() && !((self.clean || self.empties_hand) && self.stored.is_some())
+        self.outstanding(view).is_none() && self.last_word(view).is_none()
+    }
+
+    /// The stored position, when the record is to say more of it: that the run ended cleanly, that no event is in hand.
+    fn last_word(&self, view: &View) -> Option<&Mark> {
+        let says_more = self.clean || self.empties_hand && view.in_hand.is_none();
+        self.stored.as_ref().filter(|_| says_more)
     }
 
     pub(super) fn is_ahead(&self, mark: &Mark) -> bool {
@@ -76,7 +82,6 @@ impl<S> Saver<S> {
         if let Some((mark, at)) = quiet {
             return Some((mark.clone(), Why::Quiet, at));
         }
-        let stored = self.stored.as_ref().filter(|_| self.clean || self.empties_hand)?;
-        Some((stored.clone(), Why::Clean, retry_at))
+        Some((self.last_word(view)?.clone(), Why::Clean, retry_at))
     }
 }
