@@ -14,6 +14,7 @@
 mod checkpoint_storage;
 mod dead_letter_storage;
 mod report;
+mod suite;
 mod transactional_storage;
 
 pub use checkpoint_storage::checkpoint_storage;

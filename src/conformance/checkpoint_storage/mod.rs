@@ -6,14 +6,13 @@ mod notes;
 mod positions;
 mod saves;
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use bson::Timestamp;
 
 use super::report::{Failed, Report, same};
+use super::suite::{self, Check, checks, fresh_id};
 use crate::checkpoint::{Checkpoint, Token};
 use crate::ids::{Ownership, SubscriptionId};
-use crate::storage::{BoxFuture, CheckpointStorage, Claim, ClaimOutcome, Record, Save, SaveOutcome};
+use crate::storage::{CheckpointStorage, Claim, ClaimOutcome, Record, Save, SaveOutcome};
 
 /// Runs every check against a storage of its own, which `fresh` makes. Ids are fresh too, so it may be one with records
 /// in it, or the same one each time.
@@ -38,21 +37,10 @@ where
     F: Fn() -> Fut,
     Fut: Future<Output = S>,
 {
-    let mut report = Report::default();
-    for (name, check) in checks::<S>() {
-        report.add(name, check(fresh().await).await);
-    }
-    report
+    suite::run(all::<S>(), fresh).await
 }
 
-type Check<S> = fn(S) -> BoxFuture<'static, Result<(), Failed>>;
-
-fn checks<S: CheckpointStorage>() -> Vec<(&'static str, Check<S>)> {
-    macro_rules! checks {
-        ($($module:ident :: $name:ident,)*) => {
-            vec![$((stringify!($name), |storage| Box::pin($module::$name(storage)))),*]
-        };
-    }
+fn all<S: CheckpointStorage>() -> Vec<(&'static str, Check<S>)> {
     checks![
         claims::an_unknown_id_has_no_record,
         claims::a_claim_makes_a_record_without_a_position,
@@ -94,13 +82,6 @@ fn checks<S: CheckpointStorage>() -> Vec<(&'static str, Check<S>)> {
         notes::a_note_of_a_save_that_is_refused_is_not_kept,
         notes::the_newest_notes_are_kept,
     ]
-}
-
-/// An id that no other check and no other run uses.
-fn fresh_id(name: &str) -> Result<SubscriptionId, Failed> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let next = NEXT.fetch_add(1, Ordering::Relaxed);
-    id(&format!("conformance_{:016x}_{next}_{name}", fastrand::u64(..)))
 }
 
 fn id(text: &str) -> Result<SubscriptionId, Failed> {

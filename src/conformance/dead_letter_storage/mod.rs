@@ -4,18 +4,17 @@ mod holds;
 mod races;
 mod sequences;
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use bson::{Timestamp, doc};
 use bytes::Bytes;
 
 use super::report::{Failed, Report, same};
+use super::suite::{self, Check, checks, fresh_id};
 use crate::checkpoint::{Checkpoint, Token};
 use crate::dead_letter::DeadLetterStorage;
 use crate::ids::{Epoch, Namespace, Owner, SubscriptionId};
 use crate::letter::{DocumentKey, HoldOutcome, Letter, NewLetter, PutOutcome};
-use crate::storage::BoxFuture;
 
 /// Runs every check against a storage of its own, which `fresh` makes. Ids are fresh too, so it may be one with letters in
 /// it, or the same one each time.
@@ -41,21 +40,10 @@ where
     F: Fn() -> Fut,
     Fut: Future<Output = S>,
 {
-    let mut report = Report::default();
-    for (name, check) in checks::<S>() {
-        report.add(name, check(fresh().await).await);
-    }
-    report
+    suite::run(all::<S>(), fresh).await
 }
 
-type Check<S> = fn(S) -> BoxFuture<'static, Result<(), Failed>>;
-
-fn checks<S: DeadLetterStorage>() -> Vec<(&'static str, Check<S>)> {
-    macro_rules! checks {
-        ($($module:ident :: $name:ident,)*) => {
-            vec![$((stringify!($name), |storage| Box::pin($module::$name(storage)))),*]
-        };
-    }
+fn all<S: DeadLetterStorage>() -> Vec<(&'static str, Check<S>)> {
     checks![
         sequences::nothing_is_there_before_the_first_letter,
         sequences::a_letter_comes_back_as_it_was_stored,
@@ -80,14 +68,6 @@ fn checks<S: DeadLetterStorage>() -> Vec<(&'static str, Check<S>)> {
         races::the_same_letter_from_many_sides_is_stored_once,
         races::many_sequences_begin_at_once,
     ]
-}
-
-/// An id that no other check and no other run uses.
-fn fresh_id(name: &str) -> Result<SubscriptionId, Failed> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let next = NEXT.fetch_add(1, Ordering::Relaxed);
-    SubscriptionId::new(format!("conformance_{:016x}_{next}_{name}", fastrand::u64(..)))
-        .map_err(|error| Failed(error.to_string()))
 }
 
 fn key(n: i32) -> DocumentKey {
