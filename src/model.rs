@@ -116,6 +116,19 @@ pub trait SubscriptionModel: Clone + Send + Sync + 'static {
         std::future::ready(Ok(None))
     }
 
+    /// Whether the event at a position is in the source's own history. It is not in that of a deployment whose older state
+    /// was put back, nor in that of a copy. Default: `true`, nothing is checked.
+    ///
+    /// # Errors
+    /// [`SourceError`] when the history could not be read, or is no longer there.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping it.
+    fn has_event(&self, position: &Checkpoint) -> impl Future<Output = Result<bool, SourceError>> + Send {
+        let _ = position;
+        std::future::ready(Ok(true))
+    }
+
     /// Whether the source's own history from a position to the head as it is now shows the end of the collection with
     /// this UUID (32 hex digits): that it was dropped, renamed, or replaced by another one that was renamed over it. It
     /// explains why a collection has another UUID than before. Default: `false`, nothing is explained.

@@ -15,6 +15,7 @@ mod checkpoint_storage;
 mod clock;
 mod dead_letters;
 mod events;
+mod faults;
 mod feed;
 mod model;
 mod reader;

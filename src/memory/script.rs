@@ -41,6 +41,8 @@ pub(super) struct Script {
     pub(super) uuid: String,
     /// The UUIDs of collections whose end the history shows.
     pub(super) ended: HashSet<String>,
+    /// The positions of events that the history has no more.
+    pub(super) undone: Vec<Checkpoint>,
 }
 
 /// What can fail.
@@ -76,6 +78,7 @@ impl Default for Shared {
             identity,
             uuid: UUID.into(),
             ended: HashSet::new(),
+            undone: Vec::new(),
         };
         Self { script: Mutex::new(script), changed: watch::Sender::new(()) }
     }

@@ -326,6 +326,15 @@ impl SubscriptionModel for ChangeStreamModel {
         }
     }
 
+    async fn has_event(&self, position: &Checkpoint) -> Result<bool, SourceError> {
+        let Some(token) = position.token() else { return Ok(true) };
+        let source = self.source(&[], &[]);
+        match probe::has_event(&source, token).await.map_err(|fault| source.error(fault, Some(position))) {
+            Err(error) => Err(task::name_the_oldest(&source, error).await),
+            has => has,
+        }
+    }
+
     /// A rename over the collection is explained by the expanded event of a server 6.0; before that only when the oplog
     /// still has an event of the collection that was replaced.
     async fn ended_since(&self, from: &Checkpoint, collection_uuid: &str) -> Result<bool, SourceError> {

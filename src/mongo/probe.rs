@@ -1,4 +1,5 @@
-//! Whether the deployment's own history shows the end of a collection: what a changed UUID is explained by, or not.
+//! What the deployment's own history says: whether it shows the end of a collection, by which a changed UUID is explained,
+//! and whether it has the event at a position.
 //!
 //! A drop and a rename away carry the UUID in their token. A rename over the collection carries that of the one which
 //! takes its name; what it replaced stands in the expanded event of a server 6.0, and before that is told only by an
@@ -8,11 +9,11 @@ use std::ops::ControlFlow;
 
 use bson::{RawBsonRef, Timestamp, doc, spec::BinarySubtype};
 
-use super::classify::Fault;
+use super::classify::{Class, Fault};
 use super::open::Source;
 use super::present;
-use super::scan::{Over, scan};
-use super::token::hex;
+use super::scan::{EVENTS, Over, scan, scan_by};
+use super::token::{hex, is_maybe_same_event};
 use crate::checkpoint::{Checkpoint, Token};
 use crate::event::{ChangeEvent, Operation};
 use crate::ids::Namespace;
@@ -82,6 +83,43 @@ async fn ended(source: &Source, from: &Checkpoint, head: Timestamp, uuid: &str) 
             Over::Stopped | Over::Reached => return Ok(false),
         }
     }
+}
+
+/// Whether the event with this token is in the history of what is watched. One that cannot be sent is.
+pub(super) async fn has_event(source: &Source, at: &Token) -> Result<bool, Fault> {
+    let head = present::head(source).await?;
+    let mut expanded = source.bare();
+    expanded.pipeline = vec![doc! { "$project": { "operationType": 1, "clusterTime": 1, "ns": 1 } }];
+    let plain = expanded.clone();
+    // It may be one that only a stream of expanded events has.
+    expanded.stage.insert("showExpandedEvents", true);
+    let has = match find(&expanded, at, head).await {
+        Err(Fault { code: Some(UNKNOWN_OPTION), .. }) => find(&plain, at, head).await,
+        has => has,
+    };
+    match has {
+        Err(Fault { class: Class::TooLarge | Class::ImageMissing, .. }) => Ok(true),
+        has => has,
+    }
+}
+
+async fn find(events: &Source, at: &Token, head: Timestamp) -> Result<bool, Fault> {
+    let from = Checkpoint::Token(at.clone());
+    // It is the first one, unless it is one of a transaction.
+    for most in [1, EVENTS] {
+        let (mut has, mut more) = (false, false);
+        let over = scan_by(events, most, &from, head, |_, token| {
+            let is_of_its_time = token.cluster_time() == at.cluster_time();
+            has = is_of_its_time && is_maybe_same_event(&token, at);
+            more = is_of_its_time && most == 1;
+            Ok(if has || more || !is_of_its_time { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        });
+        over.await?;
+        if has || !more {
+            return Ok(has);
+        }
+    }
+    Ok(false)
 }
 
 fn says(event: &ChangeEvent, token: &Token, own: Option<&Namespace>, uuid: &str) -> Result<Says, Fault> {

@@ -13,8 +13,8 @@ use crate::checkpoint::{Checkpoint, Token};
 use crate::event::ChangeEvent;
 use crate::model::Read;
 
-/// How many events a reply may hold.
-const EVENTS: u32 = 100;
+/// How many events a reply may hold, unless a single one is looked for.
+pub(super) const EVENTS: u32 = 100;
 
 /// Why a scan is over.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,9 +37,23 @@ pub(super) async fn scan(
     source: &Source,
     from: &Checkpoint,
     until: Timestamp,
+    each: impl FnMut(ChangeEvent, Token) -> Result<ControlFlow<()>, Fault>,
+) -> Result<Over, Fault> {
+    scan_by(source, EVENTS, from, until, each).await
+}
+
+/// The same with so many events in a reply at the most.
+///
+/// # Cancel safety
+/// Nothing is lost by dropping it.
+pub(super) async fn scan_by(
+    source: &Source,
+    most: u32,
+    from: &Checkpoint,
+    until: Timestamp,
     mut each: impl FnMut(ChangeEvent, Token) -> Result<ControlFlow<()>, Fault>,
 ) -> Result<Over, Fault> {
-    let mut stream = open(source, from).await?;
+    let mut stream = open(source, most, from).await?;
     let mut last = None;
     while let Some((reply, first)) = stream.next().await {
         let reply = reply.map_err(|error| Fault::of_driver(Phase::GetMore, &error))?;
@@ -65,8 +79,8 @@ pub(super) async fn scan(
     Err(Fault::retry("the server has ended the stream"))
 }
 
-async fn open(source: &Source, from: &Checkpoint) -> Result<Stream, Fault> {
-    let how = |behind| How { first: if behind { 0 } else { EVENTS }, events: EVENTS, behind, split: false };
+async fn open(source: &Source, most: u32, from: &Checkpoint) -> Result<Stream, Fault> {
+    let how = |behind| How { first: if behind { 0 } else { most }, events: most, behind, split: false };
     match source.open(Some(from), how(false), &Around::default()).await {
         Err(Fault { class: Class::Behind, .. }) => source.open(Some(from), how(true), &Around::default()).await,
         opened => opened,

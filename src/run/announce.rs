@@ -12,7 +12,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Starting<'_, M, S> {
     pub(crate) fn say(&self, started: &Started<M>, before: Option<&Record>, record: &Record, identity: &Identity) {
         let id = self.id;
         let position = started.from.as_ref().map_or_else(|| "the source's now".into(), ToString::to_string);
-        let checks = identity::active_checks(identity);
+        let checks = identity::active_checks(identity, before.filter(|_| started.stored.is_some()));
         let left_out: Vec<String> = started.plan.leave_out.iter().map(ToString::to_string).collect();
         let left_out = if left_out.is_empty() { "nothing".into() } else { left_out.join(", ") };
         info!(

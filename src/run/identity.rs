@@ -39,9 +39,28 @@ impl<'a> Origin<'a> {
     /// not checked. `waits` is told what is waited for.
     ///
     /// # Errors
-    /// [`Reason::SourceChanged`], or why it could not be found out; `HistoryLost` when only history could tell that the
-    /// collection is rightly another one, and has gone.
+    /// [`Reason::SourceChanged`], or why it could not be found out; `HistoryLost` when only history could tell, and has
+    /// gone.
     pub(crate) async fn verify<M: SubscriptionModel>(
+        &self,
+        model: &M,
+        identity: &Identity,
+        waits: impl Fn(String),
+    ) -> Result<(), SourceError> {
+        self.verify_source(model, identity, waits).await?;
+        if self.has_its_event(model, identity).await? {
+            return Ok(());
+        }
+        let was = format!("a history with the event at {}", self.position);
+        let is = "one without it, as of an older state that was put back, or of a copy".to_owned();
+        Err(SourceError::Refused(changed(was, is)))
+    }
+
+    /// The same without looking for the event at the position.
+    ///
+    /// # Errors
+    /// As [`verify`](Self::verify).
+    pub(crate) async fn verify_source<M: SubscriptionModel>(
         &self,
         model: &M,
         identity: &Identity,
@@ -49,6 +68,28 @@ impl<'a> Origin<'a> {
     ) -> Result<(), SourceError> {
         self.check_names(identity).map_err(SourceError::Refused)?;
         self.not_ahead(model, waits).await?;
+        self.check_collection(model, identity).await
+    }
+
+    /// Whether the source can be asked for the very event at the position: the record says that it was read in this scope.
+    fn names_event(&self, scope: &Scope) -> bool {
+        let is_event = self.position.token().is_some_and(|token| token.collection_uuid().is_some());
+        is_event && !self.ends_feed && self.source.is_some_and(|source| source.scope == *scope)
+    }
+
+    /// Whether the source has the event, if it can be asked for it.
+    ///
+    /// # Errors
+    /// Why it could not be found out; `HistoryLost` too.
+    pub(crate) async fn has_its_event<M: SubscriptionModel>(
+        &self,
+        model: &M,
+        identity: &Identity,
+    ) -> Result<bool, SourceError> {
+        Ok(!self.names_event(&identity.scope) || model.has_event(self.position).await?)
+    }
+
+    async fn check_collection<M: SubscriptionModel>(&self, model: &M, identity: &Identity) -> Result<(), SourceError> {
         let Scope::Collection(collection) = &identity.scope else { return Ok(()) };
         if self.ends_feed || !identity.shows_collection {
             return Ok(());
@@ -137,13 +178,17 @@ pub(crate) fn source(identity: &Identity, resumed: Option<&Record>) -> Source {
 }
 
 /// Which checks a start can make, for its line.
-pub(crate) fn active_checks(identity: &Identity) -> String {
+pub(crate) fn active_checks(identity: &Identity, resumed: Option<&Record>) -> String {
     let mut checks = vec!["position not ahead"];
     if identity.deployment.is_some() {
         checks.push("replica set name");
     }
     if identity.shows_collection {
         checks.push("collection UUID");
+    }
+    let stored = resumed.and_then(|record| Some(Origin::stored(record.position.as_ref()?, record)));
+    if stored.is_some_and(|stored| stored.names_event(&identity.scope)) {
+        checks.push("event at the position");
     }
     checks.join(", ")
 }

@@ -68,7 +68,12 @@ impl Skip {
         }
         let identity = model.identity().await?;
         let was = was.map(|was| self.source_behind(was));
-        Ok(Origin::new(through, was.as_ref()).verify(model, &identity, |_| {}).await?)
+        let origin = Origin::new(through, was.as_ref());
+        origin.verify_source(model, &identity, |_| {}).await?;
+        if !origin.has_its_event(model, &identity).await? {
+            return Err(Unfit::Asked("through", format!("no event of the source is at {through}")));
+        }
+        Ok(())
     }
 
     /// Where positions come from behind it: an end of the collection may be among what is skipped.

@@ -103,7 +103,7 @@ async fn what_the_rights_do_not_show_is_not_checked_and_not_forgotten() {
     let logs = Logs::capture();
     let subscription = world.subscribe().await;
     let line = logs.lines("INFO", "starts at");
-    assert!(line[0].contains("identity checks: position not ahead;"), "{line:?}");
+    assert!(line[0].contains("identity checks: position not ahead, event at the position;"), "{line:?}");
     let event = world.model.push(memory::insert(2, doc! {}));
     until_saved(&subscription, &event).await;
     // A later start with more rights can still tell another deployment.
@@ -112,7 +112,7 @@ async fn what_the_rights_do_not_show_is_not_checked_and_not_forgotten() {
     world.model.set_identity(identity(&MemoryModel::new()).await);
     let subscription = world.subscribe().await;
     let line = logs.lines("INFO", "starts at");
-    let checks = "identity checks: position not ahead, replica set name, collection UUID;";
+    let checks = "identity checks: position not ahead, replica set name, collection UUID, event at the position;";
     assert!(line[1].contains(checks), "{line:?}");
     subscription.shutdown().await.unwrap();
 }

@@ -63,7 +63,7 @@ async fn a_start_reads_the_record_pins_its_position_opens_there_and_only_then_cl
         (From::New, "read identity global_checkpoint open claim"),
         (From::NewUnrecorded, "read identity global_checkpoint open open claim"),
         (From::NewAfter, "read identity open claim"),
-        (From::Stored, "read identity open claim"),
+        (From::Stored, "read identity has_event open claim"),
     ] {
         let (world, start_at) = from.world();
         let process = world.stepped();

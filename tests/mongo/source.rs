@@ -6,6 +6,7 @@ mod filters;
 mod images;
 mod large;
 mod lookups;
+mod own_events;
 
 use libtest_mimic::Trial;
 use mongosub::{ChangeStreamModel, DurableSubscriptions, Reason, State, Subscription, mongodb::Database};
@@ -23,6 +24,7 @@ pub fn tests() -> Vec<Trial> {
         images::tests(),
         on_any_server(large::tests()),
         on_any_server(lookups::tests()),
+        on_any_server(own_events::tests()),
     ]
     .into_iter()
     .flatten()

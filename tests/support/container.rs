@@ -1,6 +1,9 @@
 //! One `mongod` in a container, on the host's network so that its port stays the same.
 
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use testcontainers::{
@@ -12,14 +15,15 @@ use testcontainers::{
 use super::{choice, options::KEY, run, wait::wait_until};
 
 const KEY_FILE: &str = "/mongosub-key";
+const DATA: &str = "/data/db";
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
 
 pub struct Container(ContainerAsync<GenericImage>);
 
 impl Container {
-    /// Returns when the server listens.
-    pub async fn start(mut arguments: Vec<String>, with_key: bool) -> anyhow::Result<Self> {
-        arguments.push("--dbpath=/data/db".into());
+    /// Returns when the server listens. Its data is a copy of what is there, if files are given.
+    pub async fn start(mut arguments: Vec<String>, with_key: bool, files: Option<PathBuf>) -> anyhow::Result<Self> {
+        arguments.push(format!("--dbpath={DATA}"));
         if with_key {
             arguments.push(format!("--keyFile={KEY_FILE}"));
         }
@@ -34,7 +38,18 @@ impl Container {
         if with_key {
             request = request.with_copy_to(CopyTargetOptions::new(KEY_FILE).with_mode(0o600), KEY.as_bytes().to_vec());
         }
+        if let Some(files) = files {
+            request = request.with_copy_to(DATA, files);
+        }
         Ok(Self(request.start().await?))
+    }
+
+    pub async fn copy_files(&self, to: &Path) -> anyhow::Result<()> {
+        // The engine's own command, as whoever made the image has it.
+        let mut copy = tokio::process::Command::new("docker");
+        let said = copy.arg("cp").arg(format!("{}:{DATA}", self.id())).arg(to).output().await?;
+        anyhow::ensure!(said.status.success(), "docker cp: {}", String::from_utf8_lossy(&said.stderr));
+        Ok(())
     }
 
     pub fn id(&self) -> &str {

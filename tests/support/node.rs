@@ -3,6 +3,7 @@
 use std::{
     collections::HashSet,
     net::{Ipv4Addr, TcpListener},
+    path::{Path, PathBuf},
     sync::{LazyLock, Mutex, PoisonError},
 };
 
@@ -12,6 +13,7 @@ use super::{
     links::{Links, Proxy},
     options::Options,
     process::Process,
+    run,
 };
 
 const TRIES: u32 = 5;
@@ -35,14 +37,7 @@ impl Node {
         loop {
             // Between the look at the port and the server's own, somebody else may take it.
             let port = free_port();
-            let arguments = options.arguments(port, set);
-            let host = match choice().launcher {
-                Launcher::Container => Container::start(arguments, options.needs_key())
-                    .await
-                    .map(|container| Host::Container(Box::new(container))),
-                Launcher::Process => Process::start(arguments, options.needs_key(), port).await.map(Host::Process),
-            };
-            match host {
+            match Host::start(options, set, port, None).await {
                 Ok(host) => {
                     let proxy = if options.linked { Some(Proxy::start(port, links).await?) } else { None };
                     return Ok(Self { port, host, proxy });
@@ -52,6 +47,22 @@ impl Node {
             }
             tries += 1;
         }
+    }
+
+    /// A server over a copy of this one's files, on its port, which is free by now.
+    pub async fn put_back(&self, options: &Options, set: &str, files: &Path) -> anyhow::Result<Self> {
+        Ok(Self { port: self.port, host: Host::start(options, set, self.port, Some(files)).await?, proxy: None })
+    }
+
+    /// A copy of the files of a server that is down, in `db` of a directory of the run's.
+    pub async fn copy_files(&self) -> anyhow::Result<PathBuf> {
+        let copy = run::current().directory()?.join(format!("{}-{:08x}", self.port, fastrand::u32(..)));
+        std::fs::create_dir_all(&copy)?;
+        match &self.host {
+            Host::Container(container) => container.copy_files(&copy.join("db")).await?,
+            Host::Process(process) => process.copy_files(&copy.join("db"))?,
+        }
+        Ok(copy)
     }
 
     pub fn address(&self) -> String {
@@ -115,6 +126,24 @@ impl Node {
             Host::Container(container) => container.remove().await,
             Host::Process(process) => process.remove().await,
         }
+    }
+}
+
+impl Host {
+    /// On files of its own, or on those in `db` of a directory.
+    async fn start(options: &Options, set: &str, port: u16, files: Option<&Path>) -> anyhow::Result<Self> {
+        let (arguments, with_key) = (options.arguments(port, set), options.needs_key());
+        Ok(match choice().launcher {
+            Launcher::Container => {
+                let files = files.map(|files| files.join("db"));
+                Self::Container(Box::new(Container::start(arguments, with_key, files).await?))
+            }
+            Launcher::Process => {
+                let directory = run::current().directory()?.join(port.to_string());
+                let directory = files.map_or(directory, Path::to_owned);
+                Self::Process(Process::start(arguments, with_key, directory).await?)
+            }
+        })
     }
 }
 

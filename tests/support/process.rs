@@ -6,7 +6,7 @@ use std::{
         fs::PermissionsExt,
         process::{CommandExt, ExitStatusExt},
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -32,10 +32,9 @@ pub struct Process {
 }
 
 impl Process {
-    /// Returns when the server listens.
-    pub async fn start(mut arguments: Vec<String>, with_key: bool, port: u16) -> anyhow::Result<Self> {
+    /// Returns when the server listens. Its data is in `db` of the directory, and may be there already.
+    pub async fn start(mut arguments: Vec<String>, with_key: bool, directory: PathBuf) -> anyhow::Result<Self> {
         let mongod = choice::mongod().await?;
-        let directory = run::current().directory()?.join(port.to_string());
         let data = directory.join("db");
         fs::create_dir_all(&data)?;
         arguments.push(format!("--dbpath={}", data.display()));
@@ -66,6 +65,12 @@ impl Process {
         if let Some(status) = self.status() {
             bail!("mongod ended at its start: {status}, {}", log.lines().last().unwrap_or("and said nothing"));
         }
+        Ok(())
+    }
+
+    pub fn copy_files(&self, to: &Path) -> anyhow::Result<()> {
+        let copied = Command::new("cp").arg("-a").arg(self.directory.join("db")).arg(to).status()?;
+        anyhow::ensure!(copied.success(), "the files of the server were not copied: {copied}");
         Ok(())
     }
 

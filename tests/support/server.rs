@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -85,6 +86,31 @@ impl Server {
             Ok(server)
         })
         .await
+    }
+
+    /// A copy of the files of a server of one node, which is stopped for it and starts again.
+    pub async fn copy_files(&self) -> PathBuf {
+        self.stop().await;
+        let server = self.clone();
+        let copy = background::run(async move { server.node(0).copy_files().await }).await;
+        self.start().await;
+        copy.expect("a copy of the server's files")
+    }
+
+    /// The older state of a copy: a server over it, at this one's address and of its name. This one is stopped for good.
+    pub async fn put_back(&self, files: PathBuf) -> Self {
+        assert!(!self.0.options.linked && self.0.nodes.len() == 1, "one node without links");
+        self.stop().await;
+        let (server, options) = (self.clone(), self.0.options.clone());
+        let older = background::run(async move {
+            let Uri::Own { hosts, set } = &server.0.uri else { unreachable!("it is the test's own") };
+            let node = server.node(0).put_back(&options, set.as_deref().unwrap_or_default(), &files).await?;
+            let uri = Uri::Own { hosts: hosts.clone(), set: set.clone() };
+            anyhow::Ok(Self::new(uri, vec![node], Links::default(), options, false))
+        });
+        let older = older.await.expect("a server over the copy");
+        older.ready().await;
+        older
     }
 
     /// The server that `MONGOSUB_TEST_SERVER` names.

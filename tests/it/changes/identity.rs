@@ -1,9 +1,11 @@
 //! Whether another collection under the name is explained by the source's own history, at a start and at a resume.
 
 use mongosub::bson::Timestamp;
-use mongosub::{Checkpoint, Deployment, OnInvalidate, Reason, SourceError, Start, StartAt, SubscriptionModel};
+use mongosub::{
+    Checkpoint, Deployment, OnInvalidate, Reason, Scope, SourceError, Start, StartAt, SubscribeError, SubscriptionModel,
+};
 
-use crate::support::{UUID, World, left_at, until_reason, until_saved, until_settled};
+use crate::support::{ID, UUID, World, left_at, until_reason, until_saved, until_settled};
 
 const SECOND: &str = "2222222222224222A222222222222222";
 
@@ -167,6 +169,63 @@ async fn a_resume_verifies_the_source_as_a_start_does() {
     // It has caught up with it.
     world.model.set_head(None);
     subscription.resume().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_history_without_the_event_at_the_position_is_another_source_at_a_start_a_resume_and_a_skip() {
+    let (world, events) = left();
+    world.model.undo(&events[0]);
+    let before = world.record().await;
+    let error = world.action().await.unwrap_err();
+    let (was, is) = changed(error.reason());
+    assert!(was.contains(&events[0].to_string()) && is.contains("older state"), "{was}; {is}");
+    assert_eq!((world.seen.all().len(), world.model.opens(), world.record().await), (0, 0, before));
+
+    let (world, subscription) = paused().await;
+    let stored = world.stored().await.unwrap();
+    world.model.undo(&stored);
+    world.insert(2);
+    assert!(subscription.resume().await.is_err());
+    let status = subscription.status();
+    assert!(changed(status.state.reason()).0.contains(&stored.to_string()));
+    assert_eq!(world.seen.keys(), [1]);
+    subscription.shutdown().await.unwrap();
+
+    // Nothing is skipped to an event that is not there: the next start would be refused.
+    let (world, events) = left();
+    world.model.undo(&events[1]);
+    let answer = world.subscriptions.skip(ID, events[1].clone(), "INC-7").await;
+    assert!(
+        matches!(&answer, Err(SubscribeError::Config { field: "through", message }) if message.contains("no event"))
+    );
+    let (world, subscription) = paused().await;
+    let next = world.insert(2);
+    world.model.undo(&next);
+    let answer = subscription.skip(next, "INC-7").await.unwrap_err().to_string();
+    assert!(answer.contains("no event of the source is at"), "{answer}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_event_at_a_position_is_asked_for_only_where_the_record_says_it_was_read() {
+    // In another scope it need not be shown.
+    let (world, events) = left();
+    world.model.undo(&events[0]);
+    let mut record = left_at(&events[0]);
+    record.source.as_mut().unwrap().scope = Scope::Database { db: "test".into() };
+    world.storage.inner().put(record.clone());
+    world.subscribe().await.shutdown().await.unwrap();
+
+    // As another program left it.
+    record.source = None;
+    world.storage.inner().put(record);
+    world.restarted().subscribe().await.shutdown().await.unwrap();
+
+    // No event is at a quiet position.
+    let (world, _) = left();
+    let quiet = world.model.push_quiet();
+    world.model.undo(&quiet);
+    world.storage.inner().put(left_at(&quiet));
+    world.subscribe().await.shutdown().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -138,6 +138,10 @@ impl SubscriptionModel for SteppedModel {
         self.inner.outline(position).await
     }
 
+    async fn has_event(&self, position: &Checkpoint) -> Result<bool, SourceError> {
+        self.steps.step("has_event", self.inner.has_event(position)).await
+    }
+
     async fn ended_since(&self, from: &Checkpoint, collection_uuid: &str) -> Result<bool, SourceError> {
         self.steps.step("ended_since", self.inner.ended_since(from, collection_uuid)).await
     }

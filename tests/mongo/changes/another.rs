@@ -20,6 +20,9 @@ pub fn tests() -> Vec<Trial> {
         test("an older copy of the data restored is another source", |ctx: Context| async move {
             older_copy(&ctx.plain().await.database).await
         }),
+        test("a position ahead of the deployment's present is of another source", |ctx: Context| async move {
+            ahead(&ctx.plain().await.database).await
+        }),
         test("a quiet position of another deployment is not resumed at", |ctx: Context| async move {
             quiet_position(&ctx.plain().await).await
         }),
@@ -70,8 +73,42 @@ async fn second_set(Fixture { database, .. }: &Fixture) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As a start finds it: the same set and the same collection, whose present lies before the stored position.
+/// The files of a server as they were, put back behind its changes, with the checkpoints elsewhere. By the time it takes
+/// writes again its present lies behind the position: only its history tells.
 async fn older_copy(database: &Database) -> anyhow::Result<()> {
+    let server = Server::own(Options::default()).await;
+    let there = server.client().await.database("shop");
+    let to =
+        |there: &Database| DurableSubscriptions::new(ChangeStreamModel::collection(&things(there)), storage(database));
+    let seen = Seen::default();
+    insert(&things(&there), [0]).await?;
+    let older = server.copy_files().await;
+    let subscription = to(&there).subscribe("restored", seen.handler()).await?;
+    insert(&things(&there), [1, 2]).await?;
+    seen.sees(2).await;
+    let stored = subscription.shutdown().await?.expect("a position");
+    // The same server, stopped and started: nothing has changed.
+    server.restart().await;
+    let there = server.client().await.database("shop");
+    to(&there).subscribe("restored", seen.handler()).await?.shutdown().await?;
+
+    let server = server.put_back(older).await;
+    let there = server.client().await.database("shop");
+    let ids: Vec<_> = things(&there).distinct("_id", doc! {}).await?;
+    assert_eq!(ids, [0.into()], "it is as it was");
+    insert(&things(&there), [3]).await?;
+    let before = record(database, "restored").await?;
+    let reason = refused(to(&there).subscribe("restored", seen.handler()).await.err().as_ref());
+    let (was, is) = changed(Some(&reason));
+    println!("changes: an older copy: it was {was}, it is {is}");
+    assert!(was.contains(&stored.to_string()) && is.contains("older state"), "{was}; {is}");
+    assert_eq!(record(database, "restored").await?, before);
+    assert_eq!(seen.ids(), [1, 2], "nothing of it is delivered");
+    Ok(())
+}
+
+/// As a start finds it: the same set and the same collection, whose present lies before the stored position.
+async fn ahead(database: &Database) -> anyhow::Result<()> {
     let subscriptions = DurableSubscriptions::new(ChangeStreamModel::collection(&things(database)), storage(database));
     let seen = Seen::default();
     let subscription = subscriptions.subscribe("older", seen.handler()).await?;

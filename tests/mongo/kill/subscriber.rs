@@ -194,6 +194,10 @@ impl SubscriptionModel for Model {
         self.inner.outline(position).await
     }
 
+    async fn has_event(&self, position: &Checkpoint) -> Result<bool, SourceError> {
+        self.inner.has_event(position).await
+    }
+
     async fn ended_since(&self, from: &Checkpoint, collection_uuid: &str) -> Result<bool, SourceError> {
         self.inner.ended_since(from, collection_uuid).await
     }
