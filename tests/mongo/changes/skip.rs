@@ -2,7 +2,7 @@
 
 use libtest_mimic::Trial;
 use mongosub::{
-    Delivery, Failure,
+    Delivery, Failure, Filter, MongoDeadLetterStorage, Operation, SubscribeError,
     bson::{Document, doc},
     mongodb::Database,
 };
@@ -19,7 +19,7 @@ pub fn tests() -> Vec<Trial> {
             |ctx: Context| async move { running(&ctx.plain().await.database).await },
         ),
         test(
-            "a skip where nothing runs moves the record, and the next start reads behind it",
+            "a skip where nothing runs keeps dead letters, moves the record, and the next start reads behind it",
             |ctx: Context| async move { by_id(&ctx.plain().await.database).await },
         ),
     ]
@@ -91,7 +91,16 @@ async fn by_id(database: &Database) -> anyhow::Result<()> {
     other.sees(4).await;
     telling.cancel().await?;
     let through = other.all().iter().find(|delivery| id_of(delivery) == 3).expect("it came").position.clone();
-    subscriptions.skip("skips", through.clone(), "INC-8").await?;
+    let letters = MongoDeadLetterStorage::new(&database.collection::<Document>("dead_letters"));
+    let keeping = subscriptions.clone().dead_letters(letters);
+    // What another filter leaves out cannot be told from what the subscription's does.
+    let updates = Filter::operations([Operation::Update]);
+    let refused = keeping.skip("skips", through.clone(), "INC-8").filter(updates).await;
+    assert!(matches!(refused, Err(SubscribeError::Config { field: "filter", .. })), "{refused:?}");
+    keeping.skip("skips", through.clone(), "INC-8").await?;
+    let sequences = keeping.dead_letter_sequences("skips").await?;
+    let kept: Vec<String> = sequences.iter().map(|sequence| sequence.key.to_string()).collect();
+    assert!(kept.len() == 2 && kept[0].contains('2') && kept[1].contains('3'), "{kept:?}");
     assert_eq!(record(database, "skips").await?.and_then(|record| record.position), Some(through));
     assert_eq!(audit(database).await?.get_str("reason")?, "INC-8");
     let again = subscriptions.subscribe("skips", seen.handler()).await?;
