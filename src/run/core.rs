@@ -36,7 +36,8 @@ pub(crate) struct Core<M: SubscriptionModel, S> {
     pub(crate) board: Arc<Board>,
     pub(crate) desk: Arc<Desk>,
     pub(crate) signals: Signals,
-    pub(crate) delivering: Option<JoinHandle<(Deliver<M>, Ended)>>,
+    /// Its answer is boxed: it is big, and room for it is moved at each look at the handle.
+    pub(crate) delivering: Option<JoinHandle<Box<Rested<M>>>>,
     /// The delivering while it rests: paused or stalled.
     pub(crate) at_rest: Option<Deliver<M>>,
     /// It rests because it will begin anew: what counts as settled now does not.
@@ -46,6 +47,9 @@ pub(crate) struct Core<M: SubscriptionModel, S> {
     source_state: SourceState,
     head_questions: JoinSet<(Reply<()>, Result<Checkpoint, SourceError>)>,
 }
+
+/// A delivering that has come to rest, and why.
+pub(crate) type Rested<M> = (Deliver<M>, Ended);
 
 /// What a step found.
 #[derive(Debug)]
@@ -83,7 +87,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
         self.renewing = false;
         self.signals = Signals::default();
         deliver.begin_again(self.signals.clone());
-        self.delivering = Some(tokio::spawn(deliver.run(reader)));
+        self.delivering = Some(tokio::spawn(async move { Box::new(deliver.run(reader).await) }));
     }
 
     /// Sets the delivering that rests to have its handler flush, and let go when the run ends.
@@ -92,7 +96,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
         // The stop of before does not count here, the end of the grace does.
         self.signals = Signals::default();
         deliver.signals = self.signals.clone();
-        self.delivering = Some(tokio::spawn(deliver.wind_up(why)));
+        self.delivering = Some(tokio::spawn(async move { Box::new(deliver.wind_up(why).await) }));
     }
 
     /// Whether there is a reader, as far as is known here.
@@ -198,7 +202,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
             delivered = delivered => {
                 self.delivering = None;
                 match delivered {
-                    Ok((deliver, ended)) => {
+                    Ok(rested) => {
+                        let (deliver, ended) = *rested;
                         self.at_rest = Some(deliver);
                         Turn::Delivered(ended)
                     }

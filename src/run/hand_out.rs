@@ -99,12 +99,16 @@ impl<M: SubscriptionModel> Deliver<M> {
     /// Hands out until the whole batch is settled.
     pub(crate) async fn hand_out(&mut self, batch: &mut Batch) -> Result<(), Ended> {
         self.gate(|gate| !gate.closed).await?;
-        self.know_parked().await?;
+        if self.has_to_ask_for_parked() {
+            self.know_parked().await?;
+        }
         self.note_handed_out(batch);
         self.let_others_run().await;
         let (mut patience, mut has_failed) = (Patience::default(), false);
         loop {
-            self.park(batch).await?;
+            if self.may_park() {
+                self.park(batch).await?;
+            }
             if self.careful.is_some() && !has_failed {
                 self.take_care(batch, &mut patience).await?;
             }
@@ -125,7 +129,7 @@ impl<M: SubscriptionModel> Deliver<M> {
                 None => self.saved_if(wanted).await?,
             }
             if let Some(ended) = ended {
-                return Err(ended);
+                return Err(*ended);
             }
             if settled > 0 {
                 self.store_with_care().await?;

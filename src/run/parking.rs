@@ -49,11 +49,17 @@ impl<M: SubscriptionModel> Deliver<M> {
         batch.iter().take_while(|delivery| !self.trouble.parked.holds(delivery)).count()
     }
 
+    /// Whether any event may have to be parked.
+    pub(crate) fn may_park(&self) -> bool {
+        self.trouble.parked.0.as_ref().is_some_and(|known| !known.is_empty())
+    }
+
+    pub(crate) fn has_to_ask_for_parked(&self) -> bool {
+        self.trouble.parked.0.is_none() && self.settings.park_later_events && self.settings.dead_letters.is_some()
+    }
+
     /// Asks, once, which documents have dead letters.
     pub(crate) async fn know_parked(&mut self) -> Result<(), Ended> {
-        if self.trouble.parked.0.is_some() || !self.settings.park_later_events {
-            return Ok(());
-        }
         let Some(storage) = self.settings.dead_letters.clone() else { return Ok(()) };
         let id = self.id.clone();
         let sequences = self.insist(|| storage.dyn_sequences(&id)).await?;

@@ -143,7 +143,7 @@ impl<S: TransactionalStorage, H: TransactionHandler<S::Transaction> + 'static> T
                 }
                 Tried::Failed(0, failure) => {
                     // Whoever takes over ends the transaction, which is no failure of the handler.
-                    done.ended = self.ended(first).await;
+                    done.ended = self.ended(first).await.map(Box::new);
                     done.failed = Some(failure).filter(|_| done.ended.is_none());
                     return done;
                 }
@@ -181,14 +181,14 @@ impl<S: TransactionalStorage, H: TransactionHandler<S::Transaction> + 'static> T
                     tokio::select! {
                         biased;
                         () = first.cancelled() => {
-                            done.ended = Some(Ended::Asked);
+                            done.ended = Some(Box::new(Ended::Asked));
                             return done;
                         }
                         () = tokio::time::sleep(unavailable.next_wait()) => {}
                     }
                 }
                 Tried::Ended(ended) => {
-                    done.ended = Some(ended);
+                    done.ended = Some(Box::new(ended));
                     return done;
                 }
             }

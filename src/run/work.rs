@@ -65,7 +65,7 @@ pub(crate) struct Done {
     /// The position of the last one settled is stored.
     pub(crate) stored: Option<Stored>,
     /// It is not the handler that failed, and nothing more can be done.
-    pub(crate) ended: Option<Ended>,
+    pub(crate) ended: Option<Box<Ended>>,
 }
 
 /// A position that was stored by whoever settled it.
@@ -81,7 +81,7 @@ impl Done {
     }
 
     pub(crate) fn ended(ended: Ended) -> Self {
-        Self { ended: Some(ended), ..Self::all(0) }
+        Self { ended: Some(Box::new(ended)), ..Self::all(0) }
     }
 
     pub(crate) fn failed(settled: usize, why: impl Into<Failure>) -> Self {

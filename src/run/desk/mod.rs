@@ -99,14 +99,13 @@ pub(crate) struct View {
     pub(crate) safe: Option<Mark>,
     /// The furthest position that may be stored, once the handler has flushed it.
     pub(crate) storable: Option<Mark>,
-    /// How far the handler has flushed of it: what may be stored at once.
-    pub(crate) flushed: Option<Mark>,
+    /// With a barrier: how far the handler has flushed of it. Without one everything storable is.
+    flushed: Option<Mark>,
+    has_barrier: bool,
     pub(crate) requested: Option<Mark>,
     pub(crate) last_read: u64,
     pub(crate) all_settled: bool,
     pub(crate) in_hand: Option<InHand>,
-    /// The UUID of the collection that was last seen in an event, and the epoch of that.
-    pub(crate) seen: Option<(u32, Arc<str>)>,
     /// A jump that is not stored yet, and the number of its position.
     pub(crate) jumped: Option<(u64, Arc<Jump>)>,
     /// An event that is to be noted in the record, and the number of the note.
@@ -131,6 +130,13 @@ pub(crate) struct HeldBack {
     pub(crate) since: Instant,
     /// The last position declared durable.
     pub(crate) durable: Option<Checkpoint>,
+}
+
+impl View {
+    /// What may be stored at once.
+    pub(crate) fn flushed(&self) -> Option<&Mark> {
+        if self.has_barrier { self.flushed.as_ref() } else { self.storable.as_ref() }
+    }
 }
 
 impl Desk {
@@ -314,15 +320,20 @@ impl Desk {
             stored_by_work: inner.stored_by_work.clone(),
             safe: inner.progress.safe().cloned(),
             storable: inner.policy.storable().cloned(),
-            flushed: inner.policy.flushed_up_to().cloned(),
+            flushed: inner.policy.flushed_up_to().filter(|_| inner.policy.has_barrier()).cloned(),
+            has_barrier: inner.policy.has_barrier(),
             requested: inner.policy.requested().cloned(),
             last_read: inner.progress.last_read(),
             all_settled: inner.progress.all_settled(),
             in_hand: inner.in_hand.clone(),
-            seen: inner.seen.clone(),
             jumped: inner.jumped.clone(),
             to_note: inner.to_note.clone(),
         }
+    }
+
+    /// The UUID of the collection that was last seen in an event, and the epoch of that.
+    pub(crate) fn seen(&self) -> Option<(u32, Arc<str>)> {
+        self.inner().seen.clone()
     }
 
     /// A write is sent. What is asked for from now on is news again; until then one wake stands for all, since nothing

@@ -239,7 +239,7 @@ impl<S: CheckpointStorage> Saver<S> {
             None => return soonest(None),
         };
         desk.sending();
-        let mut save = self.save(&mark, &view);
+        let mut save = self.save(&mark, &view, desk.seen());
         if let (Why::Note(_), Some((_, in_hand))) = (why, &view.to_note) {
             (self.noted, self.empties_hand) = (true, false);
             save.hand = Hand::Holds(in_hand.clone());

@@ -15,13 +15,13 @@ impl<S> Saver<S> {
 
     /// What of it can be written at once: the handler has flushed it.
     pub(super) fn writable<'v>(&self, view: &'v View) -> Option<&'v Mark> {
-        view.flushed.as_ref().filter(|mark| self.is_ahead(mark) && (self.recorded || mark.events > 0))
+        view.flushed().filter(|mark| self.is_ahead(mark) && (self.recorded || mark.events > 0))
     }
 
     /// Whether the handler is to flush first: more may be stored, and its time has come.
     pub(super) fn awaits_flush(&self, view: &View, now: Instant) -> bool {
         let seq = |mark: Option<&Mark>| mark.map_or(0, |mark| mark.seq);
-        let unflushed = seq(self.outstanding(view)) > seq(view.flushed.as_ref());
+        let unflushed = seq(self.outstanding(view)) > seq(view.flushed());
         unflushed && !self.frozen && (self.urgent.is_some() || self.quiet_at().is_some_and(|at| at <= now))
     }
 

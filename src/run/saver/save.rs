@@ -1,6 +1,8 @@
 //! What a saver's write says beside its position: where that comes from, what is noted with it, and which event is in hand;
 //! and which of its writes were never answered for.
 
+use std::sync::Arc;
+
 use super::Saver;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::ids::Epoch;
@@ -14,7 +16,7 @@ const UNANSWERED: usize = 64;
 
 impl<S> Saver<S> {
     /// The write that stores a position.
-    pub(super) fn save(&mut self, mark: &Mark, view: &View) -> Save {
+    pub(super) fn save(&mut self, mark: &Mark, view: &View, seen: Option<(u32, Arc<str>)>) -> Save {
         if let Some(resumed) = self.resumed.as_ref().filter(|_| mark.seq == 0) {
             return Save { clean: self.clean, hand: self.hand(view), ..resumed.clone() };
         }
@@ -29,9 +31,8 @@ impl<S> Saver<S> {
                 (source.collection_uuid, self.source_epoch) = (None, mark.epoch);
             }
             source.see(&mark.position);
-            if let (None, Some((epoch, uuid)), Scope::Collection(_)) =
-                (&source.collection_uuid, &view.seen, &source.scope)
-                && *epoch == mark.epoch
+            if let (None, Some((epoch, uuid)), Scope::Collection(_)) = (&source.collection_uuid, seen, &source.scope)
+                && epoch == mark.epoch
             {
                 source.collection_uuid = Some(uuid.to_string());
             }
