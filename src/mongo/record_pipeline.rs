@@ -141,45 +141,53 @@ fn facts(position: &Checkpoint, kind: Kind, pipeline: Option<&Fingerprint>, sour
     facts
 }
 
-/// Whether `record::decode` reads the record.
+/// Whether `record::decode` reads the record. It goes with every save and is taken apart by the server each time, so it is
+/// kept short: types are compared several at once.
 pub(super) fn readable() -> Document {
-    let optional = |path: &str, kind: &str| any([is_missing(path), is_type(path, kind)]);
+    let numbers =
+        ["fence", "epoch", "uncleanEnds", "over", "inHand.deaths"].map(|number| format!("$mongosub.{number}")).to_vec();
     let is_own_position = is_type_in("$mongosub.epoch", &["int", "long"]);
     let ours = all([
-        is_type("$mongosub", "object"),
-        is_number("$mongosub.schema"),
+        are_types(&["$mongosub", "$mongosub.owner"], &[&["object", "string"]]),
+        is_type_in("$mongosub.schema", &["int", "long"]),
         doc! { "$eq": ["$mongosub.schema", SCHEMA] },
-        is_number("$mongosub.fence"),
-        is_type("$mongosub.owner", "string"),
+        is_type_in("$mongosub.fence", &["int", "long"]),
+        is_type_in("$mongosub.epoch", &["missing", "int", "long"]),
+        is_type_in("$mongosub.uncleanEnds", &["missing", "int", "long"]),
+        is_type_in("$mongosub.over", &["missing", "int", "long"]),
+        are_types(
+            &["$mongosub.inHand", "$mongosub.inHand.at", "$mongosub.inHand.deaths"],
+            &[&["missing", "missing", "missing"], &["object", "string", "int"], &["object", "string", "long"]],
+        ),
+        // What is missing counts for neither; a fence there is.
+        doc! { "$gte": [{ "$min": &numbers }, 0_i64] },
+        doc! { "$lte": [{ "$max": numbers }, LARGEST] },
         optional("$mongosub.claimedAt", "date"),
-        any([is_missing("$mongosub.epoch"), is_number("$mongosub.epoch")]),
         any([is_missing("$mongosub.kind"), is_kind("$mongosub.kind")]),
         optional("$mongosub.clusterTime", "timestamp"),
-        any([is_missing("$mongosub.uncleanEnds"), is_number("$mongosub.uncleanEnds")]),
-        any([is_missing("$mongosub.over"), is_number("$mongosub.over")]),
-        any([
-            is_missing("$mongosub.inHand"),
-            all([
-                is_type("$mongosub.inHand", "object"),
-                is_type("$mongosub.inHand.at", "string"),
-                is_number("$mongosub.inHand.deaths"),
-            ]),
-        ]),
         optional("$mongosub.savedAt", "date"),
         optional("$mongosub.pipeline", "string"),
         any([is_missing("$mongosub.source"), is_source()]),
         optional("$mongosub.clean", "bool"),
         is_list(
             "$mongosub.gaps",
-            [is_type("$$this.to", "string"), is_type("$$this.from", "string"), is_scope("$$this")],
+            all([
+                are_types(
+                    &["$$this", "$$this.at", "$$this.to", "$$this.from"],
+                    &[&["object", "date", "string", "string"]],
+                ),
+                is_scope("$$this"),
+            ]),
         ),
         is_list(
             "$mongosub.skips",
-            [
-                is_type("$$this.through", "string"),
-                is_type_in("$$this.from", &["string", "null"]),
-                all([is_type("$$this.reason", "string"), is_type("$$this.by", "string")]),
-            ],
+            are_types(
+                &["$$this", "$$this.at", "$$this.through", "$$this.reason", "$$this.by", "$$this.from"],
+                &[
+                    &["object", "date", "string", "string", "string", "string"],
+                    &["object", "date", "string", "string", "string", "null"],
+                ],
+            ),
         ),
     ]);
     // One branch for each position field, in which the other fields have to be missing.
@@ -301,49 +309,35 @@ fn is_position_text(path: &str) -> Document {
     ] }
 }
 
-/// A list of notes with a time each, or none.
-fn is_list(path: &str, tests: [Document; 3]) -> Document {
-    let mut note = vec![is_type("$$this", "object"), is_type("$$this.at", "date")];
-    note.extend(tests);
-    let each = doc! { "$map": { "input": path, "in": all(note) } };
-    doc! { "$switch": {
-        "branches": [
-            { "case": is_missing(path), "then": true },
-            { "case": is_type(path, "array"), "then": { "$allElementsTrue": [each] } },
-        ],
-        "default": false,
-    } }
+/// A list of notes, or none.
+fn is_list(path: &str, is_note: Document) -> Document {
+    let each = doc! { "$map": { "input": path, "in": is_note } };
+    doc! { "$cond": [is_type(path, "array"), { "$allElementsTrue": [each] }, is_missing(path)] }
 }
 
 /// The fields of a document that say what is read.
 fn is_scope(path: &str) -> Document {
-    let is_text = |field: &str| is_type(&format!("{path}.{field}"), "string");
-    let scope = |name: &str| doc! { "$eq": [format!("{path}.scope"), name] };
+    let scope = format!("{path}.scope");
+    let kind = |field: &str| doc! { "$type": format!("{path}.{field}") };
     any([
-        all([scope("collection"), is_text("db"), is_text("collection")]),
-        all([scope("database"), is_text("db")]),
-        scope("deployment"),
+        doc! { "$eq": [[&scope, kind("db"), kind("collection")], ["collection", "string", "string"]] },
+        doc! { "$eq": [[&scope, kind("db")], ["database", "string"]] },
+        doc! { "$eq": [scope, "deployment"] },
     ])
 }
 
 fn is_source() -> Document {
-    let is_text = |field: &str| is_type(&format!("$mongosub.source.{field}"), "string");
-    let is_missing = |field: &str| is_missing(&format!("$mongosub.source.{field}"));
     all([
         is_type("$mongosub.source", "object"),
         is_scope("$mongosub.source"),
-        any([is_missing("collectionUUID"), is_text("collectionUUID")]),
-        any([is_missing("setName"), is_text("setName")]),
+        optional("$mongosub.source.collectionUUID", "string"),
+        optional("$mongosub.source.setName", "string"),
     ])
 }
 
 fn is_kind(path: &str) -> Document {
     let kinds = [Kind::Start, Kind::Event, Kind::Quiet, Kind::Invalidate].map(Kind::as_str);
     doc! { "$in": [path, kinds.to_vec()] }
-}
-
-fn is_number(path: &str) -> Document {
-    all([is_type_in(path, &["int", "long"]), doc! { "$gte": [path, 0_i64] }, doc! { "$lte": [path, LARGEST] }])
 }
 
 fn is_even(number: Document) -> Document {
@@ -364,6 +358,19 @@ fn is_type(path: &str, kind: &str) -> Document {
 
 fn is_type_in(path: &str, kinds: &[&str]) -> Document {
     doc! { "$in": [{ "$type": path }, kinds.to_vec()] }
+}
+
+/// Whether these have the types of one of the rows.
+fn are_types(paths: &[&str], rows: &[&[&str]]) -> Document {
+    let types: Vec<_> = paths.iter().map(|path| doc! { "$type": *path }).collect();
+    match rows {
+        [row] => doc! { "$eq": [types, row.to_vec()] },
+        rows => doc! { "$in": [types, rows.iter().map(|row| row.to_vec()).collect::<Vec<_>>()] },
+    }
+}
+
+fn optional(path: &str, kind: &str) -> Document {
+    is_type_in(path, &["missing", kind])
 }
 
 fn all(tests: impl IntoIterator<Item = Document>) -> Document {
