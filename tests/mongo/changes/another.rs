@@ -2,7 +2,7 @@
 
 use libtest_mimic::Trial;
 use mongosub::{
-    ChangeStreamModel, DurableSubscriptions, Reason, SubscribeError,
+    ChangeStreamModel, DurableSubscriptions, Kind, Reason, SubscribeError,
     bson::{Document, Timestamp, doc},
     mongodb::Database,
 };
@@ -78,8 +78,11 @@ async fn second_set(Fixture { database, .. }: &Fixture) -> anyhow::Result<()> {
 async fn older_copy(database: &Database) -> anyhow::Result<()> {
     let server = Server::own(Options::default()).await;
     let there = server.client().await.database("shop");
-    let to =
-        |there: &Database| DurableSubscriptions::new(ChangeStreamModel::collection(&things(there)), storage(database));
+    // At a quiet position there is no event to look for.
+    let to = |there: &Database| {
+        let model = ChangeStreamModel::collection(&things(there));
+        DurableSubscriptions::new(model, storage(database)).never_save_quiet_position()
+    };
     let seen = Seen::default();
     insert(&things(&there), [0]).await?;
     let older = server.copy_files().await;
@@ -91,6 +94,8 @@ async fn older_copy(database: &Database) -> anyhow::Result<()> {
     server.restart().await;
     let there = server.client().await.database("shop");
     to(&there).subscribe("restored", seen.handler()).await?.shutdown().await?;
+    let kind = record(database, "restored").await?.and_then(|record| record.kind);
+    assert_eq!(kind, Some(Kind::Event));
 
     let server = server.put_back(older).await;
     let there = server.client().await.database("shop");
