@@ -76,8 +76,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage> DurableSubscriptions<M, S> {
 ///
 /// # Errors
 /// [`SubscribeError::Config`] naming `id` (nothing is stored under it), `reason` (there is none), `through` (not beyond
-/// the stored position, not comparable with it, ahead of the source's present; an event that could not be kept), or
-/// `filter` (events are to be kept, and it is not the one that the stored position was read with);
+/// the stored position, not comparable with it, ahead of the source's present, no event of it; an event that could not be
+/// kept), or `filter` (events are to be kept, and it is not the one that the stored position was read with);
 /// [`SubscribeError::AlreadyRunning`] when it runs here; [`SubscribeError::Refused`] when the source or the storage does
 /// not answer or refuses. Nothing is skipped then, but for a storage that stores and does not answer: asked for again it
 /// says that nothing is left to skip. Some events may have been kept, and each is kept once when it is asked for again.

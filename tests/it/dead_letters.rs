@@ -851,6 +851,19 @@ async fn what_is_skipped_where_nothing_runs_is_kept_as_far_as_the_subscriptions_
 }
 
 #[tokio::test(start_paused = true)]
+async fn nothing_is_skipped_where_nothing_runs_when_it_cannot_be_kept_within_a_minute() {
+    let lot = Lot::new();
+    lot.stuck().await.shutdown().await.unwrap();
+    let (first, before) = (lot.change(1, 0), lot.world.stored().await);
+    lot.letters.next_puts([Fault::Hang]);
+    let began = tokio::time::Instant::now();
+    let error = lot.subscriptions.skip(ID, first, "INC-7").await.unwrap_err();
+    assert_eq!((error.reason().map(Reason::name), began.elapsed().as_secs()), (Some("source_unavailable"), 60));
+    assert_eq!(lot.world.stored().await, before);
+    assert!(lot.world.record().await.unwrap().skips.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_skipped_where_nothing_runs_is_kept_where_the_skip_says_or_nowhere() {
     let lot = Lot::new();
     lot.stuck().await.shutdown().await.unwrap();
