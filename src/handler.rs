@@ -51,6 +51,9 @@ pub trait Handler: Send {
     /// Handles one delivery. `Ok` settles the event; what follows an error is the failure policy's
     /// ([`OnFailure`](crate::OnFailure)) or the [`Failure`]'s own: by default the same event again, after a backoff.
     ///
+    /// It should not block its thread. One that does holds up its own deliveries; saves, status, warnings and the check of
+    /// the ownership go on on the other threads of the runtime, if it has any. `handler_timeout` does not end it.
+    ///
     /// # Cancel safety
     /// The future is dropped in the middle when `handler_timeout` passes, or when the grace of a pause or shutdown
     /// has run out; the event is then unsettled and comes again.

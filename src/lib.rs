@@ -92,6 +92,7 @@ mod delivery;
 mod error;
 mod event;
 mod filter;
+mod handover;
 mod hold;
 mod ids;
 mod letter;

@@ -208,7 +208,6 @@ impl<M: SubscriptionModel, S: CheckpointStorage, O> Subscribe<M, S, O> {
             counted: None,
             handed_out: None,
             trouble: Trouble::default(),
-            yielded: None,
             signals: Signals::default(),
             opened: None,
             settings,
@@ -220,7 +219,8 @@ impl<M: SubscriptionModel, S: CheckpointStorage, O> Subscribe<M, S, O> {
         let subscription = Subscription::new(id, commands, &board, hold);
         tokio::spawn(board.clone().publish());
         tokio::spawn(metrics::publish(board.subscribe()));
-        tokio::spawn(Run::new(deliver, self.inner.storage.clone(), saver, receiver).run(reader));
+        let run = Run::new(deliver, self.inner.storage.clone(), saver, receiver).run(reader);
+        tokio::spawn(board.handover.clone().beside_handlers(Box::pin(run)));
         reserved.keep(subscription.clone());
         Ok((self.finish)(subscription))
     }

@@ -60,7 +60,7 @@ impl<M: SubscriptionModel> Deliver<M> {
         let told = tokio::select! {
             biased;
             () = stop.cancelled() => return Err(Ended::Asked),
-            told = self.work.claimed(from.clone(), hold) => told,
+            told = self.board.handover.before(self.work.claimed(from.clone(), hold)) => told,
         };
         self.told = true;
         told.map_err(|error| self.lose_handler(from, format!("it refused to begin: {error}")))
@@ -138,7 +138,7 @@ impl<M: SubscriptionModel> Deliver<M> {
     async fn call_flush(&mut self, through: Checkpoint) -> Result<Result<Checkpoint, String>, Ended> {
         let (board, abandon, since) = (Arc::clone(&self.board), self.signals.abandon.clone(), DateTime::now());
         let answer = {
-            let call = self.work.flush(through);
+            let call = board.handover.before(self.work.flush(through));
             tokio::pin!(call);
             let mut shown = false;
             loop {
@@ -183,7 +183,7 @@ impl<M: SubscriptionModel> Deliver<M> {
             let abandon = self.signals.abandon.clone();
             let answer = tokio::select! {
                 biased;
-                answer = self.work.released(mark.position.clone()) => answer,
+                answer = self.board.handover.before(self.work.released(mark.position.clone())) => answer,
                 () = abandon.cancelled() => Err("it took too long".to_owned()),
             };
             match answer {

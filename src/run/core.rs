@@ -87,7 +87,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
         self.renewing = false;
         self.signals = Signals::default();
         deliver.begin_again(self.signals.clone());
-        self.delivering = Some(tokio::spawn(async move { Box::new(deliver.run(reader).await) }));
+        self.deliver(async move { Box::new(deliver.run(reader).await) });
     }
 
     /// Sets the delivering that rests to have its handler flush, and let go when the run ends.
@@ -96,7 +96,11 @@ impl<M: SubscriptionModel, S: CheckpointStorage> Core<M, S> {
         // The stop of before does not count here, the end of the grace does.
         self.signals = Signals::default();
         deliver.signals = self.signals.clone();
-        self.delivering = Some(tokio::spawn(async move { Box::new(deliver.wind_up(why).await) }));
+        self.deliver(async move { Box::new(deliver.wind_up(why).await) });
+    }
+
+    fn deliver(&mut self, task: impl Future<Output = Box<Rested<M>>> + Send + 'static) {
+        self.delivering = Some(tokio::spawn(self.board.handover.clone().around_handlers(Box::pin(task))));
     }
 
     /// Whether there is a reader, as far as is known here.

@@ -66,8 +66,6 @@ pub(crate) struct Deliver<M: SubscriptionModel> {
     pub(crate) counted: Option<Checkpoint>,
     pub(crate) handed_out: Option<Checkpoint>,
     pub(crate) trouble: Trouble,
-    /// When the tasks that this one woke last got their turn.
-    pub(crate) yielded: Option<Instant>,
     pub(crate) signals: Signals,
     /// Where the saver's task is told how an opened reader fares.
     pub(crate) opened: Option<mpsc::UnboundedSender<watch::Receiver<SourceState>>>,

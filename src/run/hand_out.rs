@@ -2,10 +2,8 @@
 //! what follows a failure is `failing`'s. It settles events at the desk and never stores anything itself; called by `deliver`.
 
 use std::panic::AssertUnwindSafe;
-use std::time::Duration;
 
 use bson::DateTime;
-use tokio::time::Instant;
 use tracing::{error, trace, warn};
 
 use crate::delivery::Delivery;
@@ -19,7 +17,6 @@ use crate::run::work::{Done, Stored, panic_message};
 use crate::status::Status;
 use crate::storage::Hand;
 
-const YIELD_EVERY: Duration = Duration::from_millis(1);
 /// A batch ends behind the event that fills it: however many its handler takes, they lie in memory together.
 const BATCH_BYTES: usize = 16 << 20;
 
@@ -103,7 +100,6 @@ impl<M: SubscriptionModel> Deliver<M> {
             self.know_parked().await?;
         }
         self.note_handed_out(batch);
-        self.let_others_run().await;
         let (mut patience, mut has_failed) = (Patience::default(), false);
         loop {
             if self.may_park() {
@@ -192,16 +188,6 @@ impl<M: SubscriptionModel> Deliver<M> {
         });
     }
 
-    /// The handler may block its thread, and a task that was woken here waits where no other thread takes it from: it
-    /// has its turn before. That costs a microsecond, so it is done when the saver's task was woken, else now and then.
-    async fn let_others_run(&mut self) {
-        let now = Instant::now();
-        if self.desk.has_woken() || self.yielded.is_none_or(|at| now - at >= YIELD_EVERY) {
-            self.yielded = Some(now);
-            tokio::task::yield_now().await;
-        }
-    }
-
     /// One call of the handler.
     async fn attempt(&mut self, batch: &[Delivery]) -> Result<Done, Ended> {
         let limit = self.settings.handler_timeout.filter(|_| !self.work.stores());
@@ -213,7 +199,7 @@ impl<M: SubscriptionModel> Deliver<M> {
             }
             self.work.bind(template);
         }
-        let call = self.work.work(batch);
+        let call = self.board.handover.before(self.work.work(batch));
         let call = async {
             match limit {
                 None => Some(call.await),

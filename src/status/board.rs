@@ -7,6 +7,7 @@ use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
 use super::{State, Status};
+use crate::handover::Handover;
 use crate::reason::Reason;
 
 /// Where a run is in its life, whatever retries go on inside it.
@@ -61,6 +62,8 @@ pub(crate) struct Board {
     published: watch::Sender<Status>,
     /// Figures have changed that are not published yet.
     news: Notify,
+    /// What is woken here goes on while a handler blocks.
+    pub(crate) handover: Arc<Handover>,
 }
 
 #[derive(Debug)]
@@ -92,7 +95,8 @@ impl Board {
             caught_up: false,
         };
         let published = watch::Sender::new(status.clone());
-        Self { live: Mutex::new(Live { status, conditions, told: false }), published, news: Notify::new() }
+        let live = Mutex::new(Live { status, conditions, told: false });
+        Self { live, published, news: Notify::new(), handover: Arc::default() }
     }
 
     fn live(&self) -> MutexGuard<'_, Live> {
@@ -122,6 +126,7 @@ impl Board {
         change(&mut live.status);
         if !std::mem::replace(&mut live.told, true) {
             drop(live);
+            self.handover.note();
             self.news.notify_one();
         }
     }
@@ -138,6 +143,7 @@ impl Board {
         if live.status.state != state {
             log_change(&live.status, &state);
             live.status.state = state;
+            self.handover.note();
             // Under the lock, so that states are published in their order.
             self.published.send_replace(live.shown());
             if matches!(live.status.state, State::Stopped(_)) {

@@ -158,6 +158,8 @@ async fn an_end_with_progress_and_an_end_with_a_word_begin_the_count_anew() {
     let (world, killer, _) = world_with_a_killer().await;
     let world = deaths(world, &killer, 2).await;
     let subscription = killer.action(&world).save_every(1).await.unwrap();
+    // Behind the claim by the storage's clock, which counts milliseconds.
+    tokio::time::advance(Duration::from_millis(2)).await;
     until_settled(&subscription, 2).await;
     millis(100).await;
     let world = die(world, subscription).await;

@@ -18,6 +18,7 @@ const LAYERS: &[Layer] = &[
             "error",
             "event",
             "filter",
+            "handover",
             "hold",
             "ids",
             "letter",

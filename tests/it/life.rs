@@ -1,7 +1,7 @@
 //! Pause, resume, shutdown, cancel, and being dropped: what each waits for, what it stores, what it answers.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mongosub::bson::Document;
@@ -13,8 +13,7 @@ use tokio::time::Instant;
 use tracing::Level;
 
 use crate::support::{
-    Fault, Hold, ID, Log, World, id, is_running, millis, seconds, until, until_reason, until_saved, until_seen,
-    until_settled,
+    Fault, Hold, ID, Log, World, id, is_running, millis, seconds, until_reason, until_saved, until_seen, until_settled,
 };
 
 fn ended(error: &SubscriptionError) -> &'static str {
@@ -652,33 +651,7 @@ async fn dropping_the_future_of_a_subscribe_frees_the_id() {
     assert_eq!(world.seen.keys(), [1]);
 }
 
-// A blocked thread and a stall.
-
-/// The same handler goes on after the stall.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stall_waits_for_a_handler_that_blocks_its_thread_so_that_it_can_be_resumed() {
-    let world = World::new();
-    let (let_go, blocked) = std::sync::mpsc::channel::<()>();
-    let blocked = Mutex::new(blocked);
-    let handler = world.seen.then(move |_| {
-        blocked.lock().unwrap().recv().unwrap();
-        async { Ok(()) }
-    });
-    let action = world.subscriptions.subscribe(ID, handler).shutdown_grace(Duration::from_millis(10));
-    let subscription = action.await.unwrap();
-    world.storage.next_saves([Fault::Error(StorageError::Refused { code: 121, message: "no".into() })]);
-    let_go.send(()).unwrap();
-    world.insert(1);
-    world.insert(2);
-    until(&subscription, "the second in hand", |status| status.delivered == 2).await;
-    until_reason(&subscription, "stalled", "refused_by_server").await;
-    // Beyond the grace and beyond what an end leaves to a task.
-    millis(1200).await;
-    let_go.send(()).unwrap();
-    subscription.resume().await.unwrap();
-    until_settled(&subscription, 2).await;
-    assert_eq!(world.seen.keys(), [1, 2]);
-}
+// The same handler.
 
 /// Counts itself.
 struct Once(Arc<AtomicU32>);

@@ -4,6 +4,7 @@
 
 mod barrier;
 mod batches;
+mod blocking;
 mod careful;
 mod changes;
 mod crash;

@@ -50,7 +50,6 @@ struct Inner {
     watched: bool,
     /// The saver has been woken for a save that was asked for, and has not sent one since.
     told: bool,
-    woken: bool,
     /// The event that is to be noted in the record, by the number of its note; and how many there were.
     to_note: Option<(u64, storage::InHand)>,
     notes: u64,
@@ -155,7 +154,6 @@ impl Desk {
             jumped: None,
             watched: false,
             told: false,
-            woken: false,
             to_note: None,
             notes: 0,
             save_requested: false,
@@ -296,14 +294,9 @@ impl Desk {
         open(&self.gate.borrow())
     }
 
-    /// Whether the saver's task was woken since the last call.
-    pub(crate) fn has_woken(&self) -> bool {
-        std::mem::take(&mut self.inner().woken)
-    }
-
     fn tell(&self, mut inner: MutexGuard<'_, Inner>, asked: bool) {
         if inner.watched || (asked && !inner.told) {
-            (inner.told, inner.woken) = (true, true);
+            inner.told = true;
             drop(inner);
             self.news.notify_one();
         }

@@ -5,7 +5,9 @@ use mongosub::{
     Checkpoint, Epoch, Gap, Kind, Note, OnHistoryLost, Reason, SourceError, Start, StartAt, SubscribeError, memory,
 };
 
-use crate::support::{Fault, Logs, World, left_at, seconds, source, until, until_reason, until_saved, until_settled};
+use crate::support::{
+    Fault, Hold, Logs, World, left_at, seconds, source, until, until_reason, until_saved, until_settled,
+};
 
 fn lost(position: &Checkpoint) -> SourceError {
     SourceError::Refused(Reason::HistoryLost { position: position.clone(), oldest: None })
@@ -45,7 +47,8 @@ async fn a_start_behind_lost_history_stores_the_new_start_in_a_new_epoch_with_th
     let (world, events) = lost_meanwhile();
     let logs = Logs::capture();
     world.storage.next_saves([Fault::Hang]);
-    let action = world.action().on_history_lost(OnHistoryLost::RestartAt(Start::Earliest));
+    let hold = Hold::default();
+    let action = world.held(&hold).on_history_lost(OnHistoryLost::RestartAt(Start::Earliest));
     let starting = tokio::spawn(async move { action.await });
     seconds(1).await;
     assert!(!starting.is_finished());
@@ -61,6 +64,7 @@ async fn a_start_behind_lost_history_stores_the_new_start_in_a_new_epoch_with_th
     let [gap] = &record.gaps[..] else { panic!("{:?}", record.gaps) };
     assert_eq!((&gap.from, &gap.to, &gap.scope), (&events[0], &to, &source().scope));
     assert!(gap.at.is_some());
+    hold.let_go(2);
     until_settled(&subscription, 2).await;
     assert_eq!(world.seen.keys(), [4, 5]);
     let status = subscription.status();
