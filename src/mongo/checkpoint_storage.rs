@@ -65,16 +65,17 @@ impl MongoCheckpointStorage {
         Self { records: collection.clone_with_type(), name: collection.namespace().to_string() }
     }
 
-    /// Runs a pipeline on one record and gives the record as it is afterwards.
+    /// Runs a pipeline on one record and gives the record as it is afterwards. It is big, so each attempt makes its own
+    /// instead of keeping one for the next.
     async fn update(
         &self,
         id: &SubscriptionId,
-        pipeline: Vec<Document>,
+        pipeline: impl Fn() -> Vec<Document>,
         upsert: bool,
     ) -> Result<Option<RawDocumentBuf>, StorageError> {
         let mut attempt = 1;
         loop {
-            let (records, filter, pipeline) = (self.records.clone(), by_id(id), pipeline.clone());
+            let (records, filter, pipeline) = (self.records.clone(), by_id(id), pipeline());
             let update = async move {
                 records
                     .find_one_and_update(filter, pipeline)
@@ -117,7 +118,7 @@ impl CheckpointStorage for MongoCheckpointStorage {
         // Whoever is superseded by it may be gone, and the record locked by its transaction.
         self.end_session(&claim.id).await;
         let upsert = claim.expect.is_none();
-        let Some(stored) = self.update(&claim.id, record_pipeline::claim(claim), upsert).await? else {
+        let Some(stored) = self.update(&claim.id, || record_pipeline::claim(claim), upsert).await? else {
             return Ok(ClaimOutcome::Gone);
         };
         let record = decode(&claim.id, &stored)?;
@@ -138,7 +139,7 @@ impl CheckpointStorage for MongoCheckpointStorage {
     }
 
     async fn save(&self, save: &Save) -> Result<SaveOutcome, StorageError> {
-        let Some(stored) = self.update(&save.id, record_pipeline::save(save), false).await? else {
+        let Some(stored) = self.update(&save.id, || record_pipeline::save(save), false).await? else {
             return Ok(SaveOutcome::Gone);
         };
         outcome(save, &stored)
