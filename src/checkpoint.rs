@@ -161,6 +161,11 @@ impl Checkpoint {
         self.token().is_some_and(Token::is_invalidate)
     }
 
+    /// Whether it is that of an event which a history can be asked for.
+    pub(crate) fn names_event(&self) -> bool {
+        self.token().is_some_and(|token| token.collection_uuid().is_some() && !token.is_invalidate())
+    }
+
     /// The order of two positions of one epoch: by cluster time, a time before a token of that time, tokens by
     /// their hex. Text has no order: equal text is equal, everything else is `None`.
     pub fn position_cmp(&self, other: &Self) -> Option<Ordering> {

@@ -197,6 +197,12 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// The source has not an event that was read of it.
+    pub(crate) fn other_history(event: &Checkpoint) -> Self {
+        let is = "one without it, as of an older state that was put back, or of a copy".to_owned();
+        Self::SourceChanged { was: format!("a history with the event at {event}"), is }
+    }
+
     /// The exit code of a program that ends for this reason.
     pub fn exit_code(&self) -> u8 {
         match self {

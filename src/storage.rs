@@ -217,12 +217,15 @@ pub struct Source {
     pub collection_uuid: Option<String>,
     /// The replica set's name, when it was seen.
     pub set_name: Option<String>,
+    /// The last event that was handed out, when the position is not an event's own: only a history that has it is that of
+    /// this source. [`new`](Self::new) sets none.
+    pub last_event: Option<Checkpoint>,
 }
 
 impl Source {
     /// A source by its parts.
     pub fn new(scope: Scope, collection_uuid: Option<String>, set_name: Option<String>) -> Self {
-        Self { scope, collection_uuid, set_name }
+        Self { scope, collection_uuid, set_name, last_event: None }
     }
 
     /// Takes in what a position of the source shows: the UUID of a collection that did not exist before.
@@ -239,6 +242,7 @@ impl From<&Identity> for Source {
             scope: identity.scope.clone(),
             collection_uuid: identity.collection_uuid.clone(),
             set_name: identity.deployment.as_ref().map(|deployment| deployment.set_name.clone()),
+            last_event: None,
         }
     }
 }
@@ -341,6 +345,14 @@ impl Save {
             clean: false,
             note: None,
             hand: Hand::Unsaid,
+        }
+    }
+
+    /// Keeps the last event beside the position, unless that is its own.
+    pub(crate) fn keep_event(&mut self, last: Option<Checkpoint>) {
+        if let Some(source) = &mut self.source {
+            let last = last.or_else(|| source.last_event.take());
+            source.last_event = last.filter(|_| !self.position.names_event());
         }
     }
 

@@ -234,6 +234,7 @@ impl<M: SubscriptionModel, S: CheckpointStorage> SkipEvents<M, S> {
         save.kind = skip.kind();
         save.pipeline = record.pipeline;
         save.source = record.source.map(|source| skip.source_behind(&source));
+        save.keep_event(record.position.filter(Checkpoint::names_event));
         save.clean = before.clean && unmoved;
         save.note = Some(Note::Skipped(audit));
         // The claim has counted a death that was none: an event that was in hand is judged anew.

@@ -278,7 +278,13 @@ impl SubscriptionModel for MemoryModel {
     }
 
     async fn has_event(&self, position: &Checkpoint) -> Result<bool, SourceError> {
-        Ok(self.change(|script| !script.undone.contains(position)))
+        self.change(|script| {
+            if !script.feed.is_readable(position) {
+                let oldest = Some(Checkpoint::Time(script.feed.oldest));
+                return Err(SourceError::Refused(Reason::HistoryLost { position: position.clone(), oldest }));
+            }
+            Ok(!script.undone.contains(position))
+        })
     }
 
     async fn ended_since(&self, from: &Checkpoint, collection_uuid: &str) -> Result<bool, SourceError> {

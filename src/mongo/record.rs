@@ -30,6 +30,8 @@ pub(super) const LARGEST: i64 = 1 << 62;
 pub(super) const UNCLEAN_ENDS: &str = "uncleanEnds";
 pub(super) const OVER: &str = "over";
 pub(super) const IN_HAND: &str = "inHand";
+/// Of the source; as text, like the positions of notes.
+const LAST_EVENT: &str = "lastEvent";
 
 /// The fields of which a record has at most one.
 pub(super) const RESUME_TOKEN: &str = "resumeToken";
@@ -57,6 +59,9 @@ pub(crate) fn encode_source(source: &Source) -> Document {
     }
     if let Some(name) = &source.set_name {
         stored.insert("setName", name);
+    }
+    if let Some(event) = &source.last_event {
+        stored.insert(LAST_EVENT, event.to_string());
     }
     stored
 }
@@ -219,7 +224,9 @@ fn decode_source(stored: &RawDocument) -> Result<Source, Wrong> {
     let source = Fields::of(stored, "mongosub.source.")?;
     let scope = decode_scope(&source)?;
     let optional = |field| source.text(field).map(|text| text.map(str::to_owned));
-    Ok(Source::new(scope, optional("collectionUUID")?, optional("setName")?))
+    let mut read = Source::new(scope, optional("collectionUUID")?, optional("setName")?);
+    read.last_event = source.position(LAST_EVENT)?;
+    Ok(read)
 }
 
 /// The fields of a document, read by type; absent is `None`, another type is wrong. What is not asked for is not decoded.

@@ -146,15 +146,12 @@ fn facts(position: &Checkpoint, kind: Kind, pipeline: Option<&Fingerprint>, sour
 pub(super) fn readable() -> Document {
     let numbers =
         ["fence", "epoch", "uncleanEnds", "over", "inHand.deaths"].map(|number| format!("$mongosub.{number}")).to_vec();
-    let is_own_position = is_type_in("$mongosub.epoch", &["int", "long"]);
+    let is_own_position = have_types(&["$mongosub.epoch"], &["int", "long"]);
     let ours = all([
         are_types(&["$mongosub", "$mongosub.owner"], &[&["object", "string"]]),
-        is_type_in("$mongosub.schema", &["int", "long"]),
+        have_types(&["$mongosub.schema", "$mongosub.fence"], &["int", "long"]),
         doc! { "$eq": ["$mongosub.schema", SCHEMA] },
-        is_type_in("$mongosub.fence", &["int", "long"]),
-        is_type_in("$mongosub.epoch", &["missing", "int", "long"]),
-        is_type_in("$mongosub.uncleanEnds", &["missing", "int", "long"]),
-        is_type_in("$mongosub.over", &["missing", "int", "long"]),
+        have_types(&["$mongosub.epoch", "$mongosub.uncleanEnds", "$mongosub.over"], &["missing", "int", "long"]),
         are_types(
             &["$mongosub.inHand", "$mongosub.inHand.at", "$mongosub.inHand.deaths"],
             &[&["missing", "missing", "missing"], &["object", "string", "int"], &["object", "string", "long"]],
@@ -162,13 +159,12 @@ pub(super) fn readable() -> Document {
         // What is missing counts for neither; a fence there is.
         doc! { "$gte": [{ "$min": &numbers }, 0_i64] },
         doc! { "$lte": [{ "$max": numbers }, LARGEST] },
-        optional("$mongosub.claimedAt", "date"),
+        have_types(&["$mongosub.claimedAt", "$mongosub.savedAt"], &["missing", "date"]),
         any([is_missing("$mongosub.kind"), is_kind("$mongosub.kind")]),
-        optional("$mongosub.clusterTime", "timestamp"),
-        optional("$mongosub.savedAt", "date"),
-        optional("$mongosub.pipeline", "string"),
+        have_types(&["$mongosub.clusterTime"], &["missing", "timestamp"]),
+        have_types(&["$mongosub.pipeline"], &["missing", "string"]),
         any([is_missing("$mongosub.source"), is_source()]),
-        optional("$mongosub.clean", "bool"),
+        have_types(&["$mongosub.clean"], &["missing", "bool"]),
         is_list(
             "$mongosub.gaps",
             all([
@@ -330,8 +326,10 @@ fn is_source() -> Document {
     all([
         is_type("$mongosub.source", "object"),
         is_scope("$mongosub.source"),
-        optional("$mongosub.source.collectionUUID", "string"),
-        optional("$mongosub.source.setName", "string"),
+        have_types(
+            &["$mongosub.source.collectionUUID", "$mongosub.source.setName", "$mongosub.source.lastEvent"],
+            &["missing", "string"],
+        ),
     ])
 }
 
@@ -356,8 +354,10 @@ fn is_type(path: &str, kind: &str) -> Document {
     doc! { "$eq": [{ "$type": path }, kind] }
 }
 
-fn is_type_in(path: &str, kinds: &[&str]) -> Document {
-    doc! { "$in": [{ "$type": path }, kinds.to_vec()] }
+/// Whether each of these has one of the types.
+fn have_types(paths: &[&str], kinds: &[&str]) -> Document {
+    let types: Vec<_> = paths.iter().map(|path| doc! { "$type": *path }).collect();
+    doc! { "$setIsSubset": [types, kinds.to_vec()] }
 }
 
 /// Whether these have the types of one of the rows.
@@ -367,10 +367,6 @@ fn are_types(paths: &[&str], rows: &[&[&str]]) -> Document {
         [row] => doc! { "$eq": [types, row.to_vec()] },
         rows => doc! { "$in": [types, rows.iter().map(|row| row.to_vec()).collect::<Vec<_>>()] },
     }
-}
-
-fn optional(path: &str, kind: &str) -> Document {
-    is_type_in(path, &["missing", kind])
 }
 
 fn all(tests: impl IntoIterator<Item = Document>) -> Document {

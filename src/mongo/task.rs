@@ -14,6 +14,7 @@ use super::classify::{Class, Fault, Phase};
 use super::open::{Around, Source, Stream};
 use super::pool::OpenStream;
 use super::present;
+use super::probe;
 use super::reader::{Batch, ChangeStreamReader, Holding, Item};
 use super::reply::Reply;
 use super::split::Fragments;
@@ -21,7 +22,7 @@ use super::step::{End, Happened, Next, Recovery, Replied, Wait};
 use super::token;
 use super::unsendable::{self, Found};
 use crate::backoff::Backoff;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Token};
 use crate::error::SourceError;
 use crate::model::{Reopening, SourceState};
 use crate::reason::Reason;
@@ -91,6 +92,8 @@ struct Task {
     source: Source,
     /// The last position read.
     position: Option<Checkpoint>,
+    /// The last event read, or opened at.
+    last_event: Option<Token>,
     /// Events that the position covers may still come: none later than it has come since the open.
     dropping: bool,
     /// The fragments of an event that is not whole yet.
@@ -121,9 +124,12 @@ impl Task {
         let backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
         let holding = Arc::default();
         let counted = source.pool.open();
+        let last_event =
+            position.as_ref().filter(|position| position.names_event()).and_then(Checkpoint::token).cloned();
         let task = Self {
             source,
             position,
+            last_event,
             dropping: true,
             fragments: Fragments::default(),
             around: None,
@@ -173,7 +179,8 @@ impl Task {
                     }
                 }
                 None => match self.open().await {
-                    Ok(open) => {
+                    Ok(None) => return Item::Failed(SourceError::Refused(self.other_history())),
+                    Ok(Some(open)) => {
                         stream = Some(open);
                         self.dropping = true;
                         self.fragments = Fragments::default();
@@ -216,9 +223,25 @@ impl Task {
         }
     }
 
-    async fn open(&self) -> Result<Stream, Fault> {
+    /// Opens again. None when the server has not the last event that was read: what answers behind an outage may be an
+    /// older state that was put back.
+    async fn open(&self) -> Result<Option<Stream>, Fault> {
         let around = self.around.clone().unwrap_or_default();
-        self.source.open(self.position.as_ref(), self.recovery.how(), &around).await
+        let open = self.source.open(self.position.as_ref(), self.recovery.how(), &around).await?;
+        let event = self.last_event.as_ref().filter(|_| self.lost.is_some());
+        let has = match event {
+            None => true,
+            Some(event) => match probe::has_event(&self.source, event).await {
+                // The position is in its history, or it would not be open.
+                Err(Fault { class: Class::HistoryLost, .. }) => true,
+                has => has?,
+            },
+        };
+        Ok(has.then_some(open))
+    }
+
+    fn other_history(&self) -> Reason {
+        Reason::other_history(&self.last_event.clone().map_or_else(|| Checkpoint::Text("".into()), Checkpoint::Token))
     }
 
     /// Which event it is that the server cannot send.
@@ -256,6 +279,9 @@ impl Task {
                 _ => End::Open,
             },
         };
+        if let Some(event) = new.as_ref().filter(|event| event.names_event()).and_then(Checkpoint::token) {
+            self.last_event = Some(event.clone());
+        }
         self.position = new.or(self.position.take());
         // A fragment's is no position.
         let quiet = reply.post_batch.clone().filter(|token| {
@@ -363,7 +389,6 @@ mod tests {
     use super::super::reply::tests::{made, quiet, reply, token};
     use super::super::split;
     use super::*;
-    use crate::checkpoint::Token;
     use crate::ids::Namespace;
     use crate::model::Scope;
 

@@ -130,7 +130,7 @@ impl<M: SubscriptionModel> Deliver<M> {
         let mut again = Again::default();
         let mut next = reader;
         // Behind a rest the source may be another one.
-        let mut was = next.is_none().then(|| self.source.clone());
+        let mut was = next.is_none().then(|| self.source_at_rest());
         loop {
             let mut reader = match next.take() {
                 Some(reader) => reader,
@@ -177,6 +177,13 @@ impl<M: SubscriptionModel> Deliver<M> {
                 }
             }
         }
+    }
+
+    /// Where the position that it goes on at comes from.
+    pub(crate) fn source_at_rest(&self) -> Source {
+        let mut source = self.source.clone();
+        source.last_event = self.desk.last_event().or(source.last_event);
+        source
     }
 
     async fn deliver(&mut self, reader: &mut M::Reader) -> Left {

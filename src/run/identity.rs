@@ -48,15 +48,16 @@ impl<'a> Origin<'a> {
         waits: impl Fn(String),
     ) -> Result<(), SourceError> {
         self.verify_source(model, identity, waits).await?;
-        if self.has_its_event(model, identity).await? {
-            return Ok(());
-        }
-        let was = format!("a history with the event at {}", self.position);
-        let is = "one without it, as of an older state that was put back, or of a copy".to_owned();
-        Err(SourceError::Refused(changed(was, is)))
+        let Some(event) = self.known_event(&identity.scope) else { return Ok(()) };
+        let has = match model.has_event(event).await {
+            // The last one may be too old to be told, where the position is not.
+            Err(SourceError::Refused(Reason::HistoryLost { .. })) if event != self.position => true,
+            has => has?,
+        };
+        if has { Ok(()) } else { Err(SourceError::Refused(Reason::other_history(event))) }
     }
 
-    /// The same without looking for the event at the position.
+    /// The same without looking for an event.
     ///
     /// # Errors
     /// As [`verify`](Self::verify).
@@ -71,13 +72,17 @@ impl<'a> Origin<'a> {
         self.check_collection(model, identity).await
     }
 
-    /// Whether the source can be asked for the very event at the position: the record says that it was read in this scope.
-    fn names_event(&self, scope: &Scope) -> bool {
-        let is_event = self.position.token().is_some_and(|token| token.collection_uuid().is_some());
-        is_event && !self.ends_feed && self.source.is_some_and(|source| source.scope == *scope)
+    /// The event that the source can be asked for, because the record says that it was read in this scope: the one at the
+    /// position, or the last one before it.
+    fn known_event(&self, scope: &Scope) -> Option<&Checkpoint> {
+        let source = self.source.filter(|source| source.scope == *scope)?;
+        if self.position.names_event() && !self.ends_feed {
+            return Some(self.position);
+        }
+        source.last_event.as_ref().filter(|event| event.names_event())
     }
 
-    /// Whether the source has the event, if it can be asked for it.
+    /// Whether the source has the event at the position, if it can be asked for it.
     ///
     /// # Errors
     /// Why it could not be found out; `HistoryLost` too.
@@ -86,7 +91,8 @@ impl<'a> Origin<'a> {
         model: &M,
         identity: &Identity,
     ) -> Result<bool, SourceError> {
-        Ok(!self.names_event(&identity.scope) || model.has_event(self.position).await?)
+        let is_known = self.known_event(&identity.scope) == Some(self.position);
+        Ok(!is_known || model.has_event(self.position).await?)
     }
 
     async fn check_collection<M: SubscriptionModel>(&self, model: &M, identity: &Identity) -> Result<(), SourceError> {
@@ -170,6 +176,7 @@ pub(crate) fn source(identity: &Identity, resumed: Option<&Record>) -> Source {
         && let Some(was) = record.source.clone().filter(|was| was.scope == source.scope)
     {
         source.set_name = source.set_name.or(was.set_name);
+        source.last_event = record.position.clone().filter(Checkpoint::names_event).or(was.last_event);
         if !record.is_behind_invalidate() {
             source.collection_uuid = was.collection_uuid.or(source.collection_uuid);
         }
@@ -187,8 +194,10 @@ pub(crate) fn active_checks(identity: &Identity, resumed: Option<&Record>) -> St
         checks.push("collection UUID");
     }
     let stored = resumed.and_then(|record| Some(Origin::stored(record.position.as_ref()?, record)));
-    if stored.is_some_and(|stored| stored.names_event(&identity.scope)) {
-        checks.push("event at the position");
+    if let Some(stored) = stored
+        && let Some(event) = stored.known_event(&identity.scope)
+    {
+        checks.push(if event == stored.position { "event at the position" } else { "last event" });
     }
     checks.join(", ")
 }

@@ -34,6 +34,7 @@ impl<M: SubscriptionModel> Deliver<M> {
         }
         let mut save = Save { position: mark.position.clone(), kind: mark.kind, ..self.template() };
         save.epoch = Epoch(self.epoch.0 + i64::from(mark.epoch));
+        save.keep_event(self.desk.last_event());
         if self.careful.is_some() && self.desk.view().in_hand.is_none() {
             // What is noted as in hand was settled without a transaction.
             save.hand = Hand::Empty;

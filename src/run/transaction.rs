@@ -275,6 +275,7 @@ impl<S: TransactionalStorage, H: TransactionHandler<S::Transaction> + 'static> T
         }
         (save.epoch, save.kind) = (delivery.epoch(), Kind::of_event(&delivery.position));
         save.position = delivery.position.clone();
+        save.keep_event(None);
         Some(save)
     }
 }

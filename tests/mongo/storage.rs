@@ -184,7 +184,9 @@ async fn record_by_field(database: Database) {
     save.kind = Kind::Quiet;
     save.pipeline = Some(mongosub::Fingerprint("f".repeat(64)));
     let scope = mongosub::Scope::Collection(mongosub::Namespace::new("shop", "orders"));
-    save.source = Some(mongosub::Source::new(scope, Some("AB".repeat(16)), Some("rs0".into())));
+    let mut source = mongosub::Source::new(scope, Some("AB".repeat(16)), Some("rs0".into()));
+    source.last_event = Some(token(LATER_HEX));
+    save.source = Some(source);
     save.clean = true;
     storage.save(&save).await.unwrap();
     let mut stored = document(&collection, "fields").await;
@@ -198,7 +200,7 @@ async fn record_by_field(database: Database) {
         "epoch": record.epoch.unwrap().0, "kind": "quiet", "clusterTime": TIME, "pipeline": "f".repeat(64),
         "source": {
             "scope": "collection", "db": "shop", "collection": "orders", "collectionUUID": "AB".repeat(16),
-            "setName": "rs0",
+            "setName": "rs0", "lastEvent": LATER_HEX,
         },
         "clean": true, "uncleanEnds": 1, "over": first,
     };

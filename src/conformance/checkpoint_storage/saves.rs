@@ -121,7 +121,9 @@ pub(super) async fn what_stands_beside_a_position_is_stored_with_it<S: Checkpoin
             let mut save = Save::new(id.clone(), own.clone(), Epoch(1), token(second, 1, EVENT)?);
             save.kind = kind;
             save.pipeline = Some(Fingerprint(format!("{second:064x}")));
-            save.source = Some(Source::new(scope.clone(), Some("AB".repeat(16)), Some("rs0".into())));
+            let mut source = Source::new(scope.clone(), Some("AB".repeat(16)), Some("rs0".into()));
+            source.last_event = (kind == Kind::Quiet).then(|| token(5, 1, EVENT)).transpose()?;
+            save.source = Some(source);
             let SaveOutcome::Saved { at } = storage.save(&save).await? else {
                 return Err(Failed(format!("{} should be stored", save.position)));
             };

@@ -329,6 +329,11 @@ impl Desk {
         self.inner().seen.clone()
     }
 
+    /// The last event that was handed out in this run, if it is one that a history can be asked for.
+    pub(crate) fn last_event(&self) -> Option<Checkpoint> {
+        self.inner().handed_out.clone().filter(Checkpoint::names_event)
+    }
+
     /// A write is sent. What is asked for from now on is news again; until then one wake stands for all, since nothing
     /// newer could be sent, and when the write is answered the saver looks anyway.
     pub(crate) fn sending(&self) {

@@ -240,6 +240,7 @@ impl<S: CheckpointStorage> Saver<S> {
         };
         desk.sending();
         let mut save = self.save(&mark, &view, desk.seen());
+        save.keep_event(desk.last_event());
         if let (Why::Note(_), Some((_, in_hand))) = (why, &view.to_note) {
             (self.noted, self.empties_hand) = (true, false);
             save.hand = Hand::Holds(in_hand.clone());

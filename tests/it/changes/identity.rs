@@ -228,6 +228,62 @@ async fn the_event_at_a_position_is_asked_for_only_where_the_record_says_it_was_
     world.subscribe().await.shutdown().await.unwrap();
 }
 
+/// A record at a quiet position behind event 1, or a run that is paused there.
+async fn quiet_behind_an_event(world: &World) -> (mongosub::Subscription, Checkpoint) {
+    let subscription = world.subscribe().await;
+    let event = world.insert(1);
+    until_saved(&subscription, &event).await;
+    assert_eq!(world.record().await.unwrap().source.unwrap().last_event, None, "the position is its own");
+    let quiet = world.model.push_quiet();
+    until_saved(&subscription, &quiet).await;
+    let record = world.record().await.unwrap();
+    assert_eq!((record.kind, record.source.unwrap().last_event), (Some(mongosub::Kind::Quiet), Some(event.clone())));
+    subscription.pause().await.unwrap();
+    (subscription, event)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_history_without_the_last_event_before_a_quiet_position_is_another_source() {
+    let world = World::new();
+    let (subscription, event) = quiet_behind_an_event(&world).await;
+    subscription.resume().await.unwrap();
+    subscription.pause().await.unwrap();
+    world.model.undo(&event);
+    world.insert(2);
+    assert!(subscription.resume().await.is_err());
+    assert!(changed(subscription.status().state.reason()).0.contains(&event.to_string()));
+    subscription.shutdown().await.unwrap();
+    let before = world.record().await;
+
+    let next = world.restarted();
+    let error = next.action().await.unwrap_err();
+    let (was, is) = changed(error.reason());
+    assert!(was.contains(&event.to_string()) && is.contains("older state"), "{was}; {is}");
+    assert_eq!((next.seen.all().len(), next.record().await), (0, before));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_event_is_kept_through_runs_that_see_none_and_is_not_missed_once_history_has_gone() {
+    let world = World::new();
+    let (subscription, event) = quiet_behind_an_event(&world).await;
+    subscription.shutdown().await.unwrap();
+    let next = world.restarted();
+    let subscription = next.subscribe().await;
+    let quiet = next.model.push_quiet();
+    until_saved(&subscription, &quiet).await;
+    assert_eq!(next.record().await.unwrap().source.unwrap().last_event, Some(event.clone()));
+    subscription.shutdown().await.unwrap();
+
+    // The position still is in the history, the event no longer.
+    next.model.undo(&event);
+    next.model.drop_history_before(&quiet);
+    let last = next.restarted();
+    let subscription = last.subscribe().await;
+    let event = last.insert(2);
+    until_saved(&subscription, &event).await;
+    assert_eq!(last.record().await.unwrap().source.unwrap().last_event, None);
+}
+
 #[tokio::test(start_paused = true)]
 async fn another_host_list_is_no_change() {
     let (world, subscription) = paused().await;

@@ -1,5 +1,7 @@
 //! Another source under the same name: refused, and nothing of it delivered.
 
+use std::time::Duration;
+
 use libtest_mimic::Trial;
 use mongosub::{
     ChangeStreamModel, DurableSubscriptions, Kind, Reason, SubscribeError,
@@ -17,9 +19,10 @@ pub fn tests() -> Vec<Trial> {
         test("a collection of the same name in a second replica set is another source", |ctx: Context| async move {
             second_set(&ctx.plain().await).await
         }),
-        test("an older copy of the data restored is another source", |ctx: Context| async move {
-            older_copy(&ctx.plain().await.database).await
-        }),
+        test(
+            "an older copy of the data restored is another source, also at a quiet position",
+            |ctx: Context| async move { older_copy(&ctx.plain().await.database).await },
+        ),
         test("a position ahead of the deployment's present is of another source", |ctx: Context| async move {
             ahead(&ctx.plain().await.database).await
         }),
@@ -78,37 +81,68 @@ async fn second_set(Fixture { database, .. }: &Fixture) -> anyhow::Result<()> {
 async fn older_copy(database: &Database) -> anyhow::Result<()> {
     let server = Server::own(Options::default()).await;
     let there = server.client().await.database("shop");
-    // At a quiet position there is no event to look for.
-    let to = |there: &Database| {
+    let to = |there: &Database, kind: Kind| {
         let model = ChangeStreamModel::collection(&things(there));
-        DurableSubscriptions::new(model, storage(database)).never_save_quiet_position()
+        let subscriptions = DurableSubscriptions::new(model, storage(database));
+        match kind {
+            Kind::Quiet => subscriptions.save_quiet_position_every(Duration::from_secs(1)),
+            _ => subscriptions.never_save_quiet_position(),
+        }
     };
-    let seen = Seen::default();
+    let kinds = [Kind::Event, Kind::Quiet];
+    let seen = kinds.map(|_| Seen::default());
     insert(&things(&there), [0]).await?;
     let older = server.copy_files().await;
-    let subscription = to(&there).subscribe("restored", seen.handler()).await?;
+    let mut running = Vec::new();
+    for (kind, seen) in kinds.into_iter().zip(&seen) {
+        running.push(to(&there, kind).subscribe(kind.as_str(), seen.handler()).await?);
+    }
     insert(&things(&there), [1, 2]).await?;
-    seen.sees(2).await;
-    let stored = subscription.shutdown().await?.expect("a position");
+    for ((kind, seen), subscription) in kinds.into_iter().zip(&seen).zip(running) {
+        seen.sees(2).await;
+        while record(database, kind.as_str()).await?.and_then(|record| record.kind) != Some(kind) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        subscription.shutdown().await?;
+    }
     // The same server, stopped and started: nothing has changed.
     server.restart().await;
     let there = server.client().await.database("shop");
-    to(&there).subscribe("restored", seen.handler()).await?.shutdown().await?;
-    let kind = record(database, "restored").await?.and_then(|record| record.kind);
-    assert_eq!(kind, Some(Kind::Event));
+    for (kind, seen) in kinds.into_iter().zip(&seen) {
+        to(&there, kind).subscribe(kind.as_str(), seen.handler()).await?.shutdown().await?;
+        assert_eq!(record(database, kind.as_str()).await?.and_then(|record| record.kind), Some(kind));
+    }
 
+    // A run that goes on meanwhile meets it when it reconnects.
+    let goes_on = Seen::default();
+    let running = to(&there, Kind::Event).subscribe("goes_on", goes_on.handler()).await?;
+    insert(&things(&there), [3]).await?;
+    goes_on.sees(3).await;
     let server = server.put_back(older).await;
+    // By then it has been elected more often than what it takes the place of, or the driver would have nothing of it.
+    server.restart().await;
+    server.restart().await;
     let there = server.client().await.database("shop");
     let ids: Vec<_> = things(&there).distinct("_id", doc! {}).await?;
     assert_eq!(ids, [0.into()], "it is as it was");
-    insert(&things(&there), [3]).await?;
-    let before = record(database, "restored").await?;
-    let reason = refused(to(&there).subscribe("restored", seen.handler()).await.err().as_ref());
-    let (was, is) = changed(Some(&reason));
-    println!("changes: an older copy: it was {was}, it is {is}");
-    assert!(was.contains(&stored.to_string()) && is.contains("older state"), "{was}; {is}");
-    assert_eq!(record(database, "restored").await?, before);
-    assert_eq!(seen.ids(), [1, 2], "nothing of it is delivered");
+    insert(&things(&there), [4]).await?;
+    let status = running.watch().wait_for(|status| status.state.name() == "stalled").await?.clone();
+    println!("changes: an older copy, in a run that goes on: {:?}", changed(status.state.reason()));
+    assert_eq!(goes_on.ids(), [3]);
+    running.shutdown().await?;
+    for (kind, seen) in kinds.into_iter().zip(&seen) {
+        let before = record(database, kind.as_str()).await?.expect("a record");
+        let event = match kind {
+            Kind::Quiet => before.source.clone().and_then(|source| source.last_event),
+            _ => before.position.clone(),
+        };
+        let reason = refused(to(&there, kind).subscribe(kind.as_str(), seen.handler()).await.err().as_ref());
+        let (was, is) = changed(Some(&reason));
+        println!("changes: an older copy, at {}: it was {was}, it is {is}", kind.as_str());
+        assert!(was.contains(&event.expect("an event").to_string()) && is.contains("older state"), "{was}; {is}");
+        assert_eq!(record(database, kind.as_str()).await?, Some(before));
+        assert_eq!(seen.ids(), [1, 2], "nothing of it is delivered");
+    }
     Ok(())
 }
 

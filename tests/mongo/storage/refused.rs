@@ -216,6 +216,7 @@ fn wrong_fields_of_ours() -> Vec<(&'static str, Document)> {
         ("db", doc! { "scope": "database", "db": null }),
         ("collectionUUID", doc! { "scope": "deployment", "collectionUUID": 1 }),
         ("setName", doc! { "scope": "deployment", "setName": null }),
+        ("lastEvent", doc! { "scope": "deployment", "lastEvent": { "_data": HEX } }),
     ];
     for (field, source) in sources {
         let path: &'static str = Box::leak(format!("mongosub.source.{field}").into_boxed_str());
