@@ -92,7 +92,7 @@ struct Task {
     source: Source,
     /// The last position read.
     position: Option<Checkpoint>,
-    /// The last event read, or opened at.
+    /// The last event read. Not the one opened at: that may be a start of the user's own, which need not be there.
     last_event: Option<Token>,
     /// Events that the position covers may still come: none later than it has come since the open.
     dropping: bool,
@@ -124,12 +124,10 @@ impl Task {
         let backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
         let holding = Arc::default();
         let counted = source.pool.open();
-        let last_event =
-            position.as_ref().filter(|position| position.names_event()).and_then(Checkpoint::token).cloned();
         let task = Self {
             source,
             position,
-            last_event,
+            last_event: None,
             dropping: true,
             fragments: Fragments::default(),
             around: None,

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use libtest_mimic::Trial;
 use mongosub::{
-    State,
+    Checkpoint, Start, StartAt, State,
     bson::{Document, doc},
     mongodb::Collection,
 };
@@ -29,6 +29,7 @@ pub fn tests() -> Vec<Trial> {
             |_| connection_closed(),
         ),
         test("a server ended and started ten times under writes loses nothing and repeats nothing", |_| restarted()),
+        test("a start of one's own at an event that is not there outlives a reconnect", |_| started_elsewhere()),
     ]
 }
 
@@ -62,6 +63,26 @@ async fn cursor_killed() -> anyhow::Result<()> {
     }
     let last = all_seen(writer, &line.seen, &line.written()).await?;
     println!("faults: {KILLS} cursors killed over {} writes, none lost, none twice", last + 1);
+    Ok(())
+}
+
+/// Who starts so has said that it knows better: the history is not asked for that event, neither then nor later.
+async fn started_elsewhere() -> anyhow::Result<()> {
+    let mut line = Line::start(Server::own(Options::default()).await, "first").await?;
+    line.write(1).await?;
+    line.has_all().await;
+    let position = line.subscription.status().position.expect("a position").to_string();
+    let (head, tail) = position.split_at(position.len() - 6);
+    let other: Checkpoint =
+        format!("{head}{}{}", if tail.starts_with("00") { "01" } else { "00" }, &tail[2..]).parse()?;
+    assert_ne!(other.to_string(), position);
+    let (seen, subscriptions) = (Seen::default(), hit_by_faults(&line.server, &line.database).await);
+    let action = subscriptions.subscribe("elsewhere", seen.handler());
+    let subscription = action.start_at(StartAt::Always(Start::After(other))).await?;
+    line.server.restart().await;
+    wait_until("the stream is open again", PATIENCE, || async { subscription.status().reconnects > 0 }).await;
+    line.write(1).await?;
+    seen.sees(1).await;
     Ok(())
 }
 
