@@ -87,14 +87,16 @@ async fn ended(source: &Source, from: &Checkpoint, head: Timestamp, uuid: &str) 
 
 /// Whether the event with this token is in the history of what is watched. One that cannot be sent is.
 pub(super) async fn has_event(source: &Source, at: &Token) -> Result<bool, Fault> {
-    let head = present::head(source).await?;
+    // The member that is read has to have gone past the event's time: a primary that was elected just now may have a head
+    // behind what was committed, and a member that lags does not show it yet. To miss it there would be wrong.
+    let until = present::head(source).await?.max(present::after(at.cluster_time()));
     let mut expanded = source.bare();
     expanded.pipeline = vec![doc! { "$project": { "operationType": 1, "clusterTime": 1, "ns": 1 } }];
     let plain = expanded.clone();
     // It may be one that only a stream of expanded events has.
     expanded.stage.insert("showExpandedEvents", true);
-    let has = match find(&expanded, at, head).await {
-        Err(Fault { code: Some(UNKNOWN_OPTION), .. }) => find(&plain, at, head).await,
+    let has = match find(&expanded, at, until).await {
+        Err(Fault { code: Some(UNKNOWN_OPTION), .. }) => find(&plain, at, until).await,
         has => has,
     };
     match has {
@@ -103,12 +105,12 @@ pub(super) async fn has_event(source: &Source, at: &Token) -> Result<bool, Fault
     }
 }
 
-async fn find(events: &Source, at: &Token, head: Timestamp) -> Result<bool, Fault> {
+async fn find(events: &Source, at: &Token, until: Timestamp) -> Result<bool, Fault> {
     let from = Checkpoint::Token(at.clone());
     // It is the first one, unless it is one of a transaction.
     for most in [1, EVENTS] {
         let (mut has, mut more) = (false, false);
-        let over = scan_by(events, most, &from, head, |_, token| {
+        let over = scan_by(events, most, &from, until, |_, token| {
             let is_of_its_time = token.cluster_time() == at.cluster_time();
             has = is_of_its_time && is_maybe_same_event(&token, at);
             more = is_of_its_time && most == 1;

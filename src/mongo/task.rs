@@ -177,8 +177,8 @@ impl Task {
                     }
                 }
                 None => match self.open().await {
-                    Ok(None) => return Item::Failed(SourceError::Refused(self.other_history())),
-                    Ok(Some(open)) => {
+                    Ok(Err(reason)) => return Item::Failed(SourceError::Refused(reason)),
+                    Ok(Ok(open)) => {
                         stream = Some(open);
                         self.dropping = true;
                         self.fragments = Fragments::default();
@@ -221,25 +221,18 @@ impl Task {
         }
     }
 
-    /// Opens again. None when the server has not the last event that was read: what answers behind an outage may be an
+    /// Opens again; or says that the server has not the last event that was read: what answers behind an outage may be an
     /// older state that was put back.
-    async fn open(&self) -> Result<Option<Stream>, Fault> {
+    async fn open(&self) -> Result<Result<Stream, Reason>, Fault> {
         let around = self.around.clone().unwrap_or_default();
         let open = self.source.open(self.position.as_ref(), self.recovery.how(), &around).await?;
-        let event = self.last_event.as_ref().filter(|_| self.lost.is_some());
-        let has = match event {
-            None => true,
-            Some(event) => match probe::has_event(&self.source, event).await {
-                // The position is in its history, or it would not be open.
-                Err(Fault { class: Class::HistoryLost, .. }) => true,
-                has => has?,
-            },
+        let Some(event) = self.last_event.as_ref().filter(|_| self.lost.is_some()) else { return Ok(Ok(open)) };
+        let has = match probe::has_event(&self.source, event).await {
+            // The position is in its history, or it would not be open.
+            Err(Fault { class: Class::HistoryLost, .. }) => true,
+            has => has?,
         };
-        Ok(has.then_some(open))
-    }
-
-    fn other_history(&self) -> Reason {
-        Reason::other_history(&self.last_event.clone().map_or_else(|| Checkpoint::Text("".into()), Checkpoint::Token))
+        Ok(if has { Ok(open) } else { Err(Reason::other_history(&event.clone().into())) })
     }
 
     /// Which event it is that the server cannot send.

@@ -180,7 +180,7 @@ impl<M: SubscriptionModel> Deliver<M> {
     }
 
     /// Where the position that it goes on at comes from.
-    pub(crate) fn source_at_rest(&self) -> Source {
+    fn source_at_rest(&self) -> Source {
         let mut source = self.source.clone();
         source.last_event = self.desk.last_event().or(source.last_event);
         source

@@ -8,12 +8,12 @@ use mongosub::{
     ChangeStreamModel, Checkpoint, Filter, Operation, Plan, Read, Reader, Reason, SourceError, SubscriptionModel,
     Token,
     bson::{Document, doc},
-    mongodb::{Client, Database},
+    mongodb::{Client, Database, options::ReadPreference},
 };
 
 use crate::{
     seen::{insert, things},
-    support::{Context, Fixture, Kind, test},
+    support::{Context, Fixture, Kind, Options, Server, test},
 };
 
 pub fn tests() -> Vec<Trial> {
@@ -24,6 +24,7 @@ pub fn tests() -> Vec<Trial> {
         test("an event that was never given is not in the history", |ctx: Context| async move {
             made_up(ctx.plain().await.database).await
         }),
+        test("a member that lags is waited for before an event is missed in the history", |_| lagging()),
         test("a history that is gone says so when it is asked for an event", |ctx: Context| async move {
             lost(ctx.shared(Kind::SmallOplog).await).await
         }),
@@ -148,6 +149,33 @@ async fn made_up(database: Database) -> anyhow::Result<()> {
     // Of another collection, as a record moved there would ask; the times are in this history.
     let others = ChangeStreamModel::collection(&database.collection::<Document>("others"));
     assert!(!others.has_event(&given[0].1).await?);
+    Ok(())
+}
+
+/// The event is the last one there is, and the member that is read has not got it yet.
+async fn lagging() -> anyhow::Result<()> {
+    const APP: &str = "lagging";
+    let server = Server::own(Options::default().nodes(3).linked()).await;
+    let database = server.fresh_database().await;
+    insert(&things(&database), [0]).await?;
+    server.complete().await;
+    let primary = server.primary().await;
+    let (lags, other) = ((primary + 1) % 3, (primary + 2) % 3);
+    server.cut_client(APP, other);
+    let read = things(&server.client_named(APP).await.database(database.name()));
+    let model = ChangeStreamModel::collection(&read).read_preference(ReadPreference::Secondary { options: None });
+    let everywhere = ChangeStreamModel::collection(&things(&database));
+    let from = everywhere.head().await?;
+    assert!(model.is_readable(&from).await?);
+    server.cut_peers(lags);
+    things(&database).insert_one(doc! { "last": true }).await?;
+    let position = positions(&everywhere, &from).await?.pop().expect("one").1;
+    let asked = tokio::spawn(async move { model.has_event(&position).await });
+    // Long enough for an answer that does not wait; it is no later for it.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!asked.is_finished(), "{:?}", asked.await);
+    server.heal();
+    assert!(asked.await??);
     Ok(())
 }
 
